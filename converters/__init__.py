@@ -1,0 +1,1 @@
+"""The rooms that call the converter, the quantizer and the bundle builder."""
