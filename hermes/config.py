@@ -105,9 +105,9 @@ class HermesConfig:
     eos_token_id: int | None = 2
 
     def __post_init__(self) -> None:
-        if self.head_dim == 0 and _is_int(self.num_heads) and self.num_heads > 0:
-            if _is_int(self.hidden_size) and self.hidden_size % self.num_heads == 0:
-                object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
+        countable = _is_int(self.hidden_size) and _is_int(self.num_heads) and self.num_heads > 0
+        if self.head_dim == 0 and countable and self.hidden_size % self.num_heads == 0:
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
         object.__setattr__(self, "no_rope_layers", tuple(self.no_rope_layers))
         problems = self._problems()
         if problems:

@@ -269,7 +269,7 @@ def sample(logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.
 def initialize_weights(
     model: HermesForCausalLM, std: float = 0.02, seed: int | None = None
 ) -> None:
-    """Normal(0, std) matrices; those that write to the residual stream scaled by 1/sqrt(2 layers)."""
+    """Normal(0, std); matrices that write to the residual stream scaled by 1/sqrt(2 layers)."""
     generator = torch.Generator()
     if seed is not None:
         generator.manual_seed(seed)
