@@ -1,0 +1,255 @@
+"""Recipe: everything that may be chosen about an export, read from TOML.
+
+A recipe knows names, bits and numbers, and nothing about any converter. Named recipes live in
+`assets/recipes/`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+from hermes.errors import UsageError
+
+WeightType = Literal["float32", "int8"]
+Granularity = Literal["channel", "tensor"]
+
+
+@dataclass(frozen=True)
+class ExportShapes:
+    """Static shapes.
+
+    Attributes:
+        context: slots of the KV cache, shared by prompt and answer.
+        prefill: lengths of the prefill signatures. LiteRT-LM feeds a prompt with the longest that
+            fits first. Length 1 lets a prompt fill the context to its end, since the runtime
+            refuses a signature that is longer than the room left.
+    """
+
+    context: int = 1280
+    prefill: tuple[int, ...] = (1, 8, 32, 128, 512)
+
+    def problems(self) -> list[str]:
+        """Everything that cannot be exported."""
+        found = []
+        if not 2 <= self.context <= 2**20:
+            found.append(f"export.context is {self.context}, expected 2 to {2**20}")
+        if not self.prefill:
+            found.append("export.prefill is empty, expected at least one length")
+        for length in self.prefill:
+            if not 1 <= length <= self.context:
+                found.append(f"export.prefill has {length}, expected 1 to context {self.context}")
+        if len(set(self.prefill)) != len(self.prefill):
+            found.append(f"export.prefill repeats a length: {list(self.prefill)}")
+        return found
+
+    def fitted(self) -> ExportShapes:
+        """The same ladder without the lengths that do not fit the context."""
+        return replace(self, prefill=tuple(n for n in self.prefill if n <= self.context))
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """Choices of the exported graph that do not change its numbers.
+
+    Attributes:
+        fuse_qkv: one matmul for the query, key and value projections.
+        fuse_gate_up: one matmul for the gate and up projections.
+    """
+
+    fuse_qkv: bool = True
+    fuse_gate_up: bool = True
+
+
+@dataclass(frozen=True)
+class QuantizationRule:
+    """How the parameters whose Hermes names match a pattern are stored.
+
+    Attributes:
+        tensors: shell pattern over the Hermes names of matrices (`layers.*.mlp.down_proj.weight`);
+            norm gains and biases are always float32.
+        weights: stored element type.
+        granularity: one scale per output channel, or one per tensor.
+    """
+
+    tensors: str
+    weights: WeightType = "int8"
+    granularity: Granularity = "channel"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bars of the verification ladder.
+
+    Attributes:
+        float_logits: largest absolute logit difference of a float stage from its neighbour.
+        kl_mean: mean KL divergence (nats) of the quantized next-token distribution from the float
+            model's.
+        top1: smallest share of positions where both prefer the same token.
+        positions: positions of text the two above are measured over.
+        near_tie: logit margin below which two greedy choices count as a tie in the runtime rung.
+    """
+
+    float_logits: float = 1e-3
+    kl_mean: float = 0.05
+    top1: float = 0.85
+    positions: int = 256
+    near_tie: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One named way to export a model."""
+
+    name: str
+    description: str = ""
+    export: ExportShapes = field(default_factory=ExportShapes)
+    graph: GraphOptions = field(default_factory=GraphOptions)
+    quantization: tuple[QuantizationRule, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+
+    def rule_for(self, parameter: str) -> QuantizationRule:
+        """The first rule that matches a Hermes parameter name; float32 where none does."""
+        for rule in self.quantization:
+            if fnmatchcase(parameter, rule.tensors):
+                return rule
+        return QuantizationRule("*", "float32")
+
+    def check_rules(self, parameters: Iterable[str]) -> None:
+        """Refuse a rule that matches none of the model's parameters: it is a typing error."""
+        names = list(parameters)
+        unused = [
+            rule.tensors
+            for rule in self.quantization
+            if not any(fnmatchcase(name, rule.tensors) for name in names)
+        ]
+        if unused:
+            raise UsageError(
+                f"recipe {self.name}: quantization rules match no parameter: {', '.join(unused)}",
+                expected="patterns over Hermes names such as layers.*.mlp.down_proj.weight",
+                todo="correct or remove these rules",
+            )
+
+    def with_shapes(self, context: int | None, prefill: Iterable[int] | None) -> Recipe:
+        """The recipe with the command line's shapes; a given ladder is taken as it is."""
+        shapes = replace(self.export, context=context or self.export.context)
+        lengths = tuple(prefill or ())
+        shapes = replace(shapes, prefill=lengths) if lengths else shapes.fitted()
+        _raise_for(shapes.problems(), f"recipe {self.name}")
+        return replace(self, export=shapes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, for reports and hashes."""
+        return asdict(self)
+
+
+_Section = TypeVar("_Section", ExportShapes, GraphOptions, QuantizationRule, Limits)
+_SECTIONS = ("name", "description", "export", "graph", "quantization", "limits")
+_CHOICES = {"weights": ("float32", "int8"), "granularity": ("channel", "tensor")}
+
+
+def load_recipe(name_or_path: str | Path) -> Recipe:
+    """Read a recipe by name (one of `assets/recipes/`) or by the path of a TOML file."""
+    path = Path(name_or_path)
+    if path.suffix != ".toml":
+        path = recipe_folder() / f"{name_or_path}.toml"
+    if not path.is_file():
+        raise UsageError(
+            f"no recipe {name_or_path}",
+            expected=f"a .toml file or one of {', '.join(recipe_names())}",
+            todo="choose with --recipe",
+        )
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}", todo="correct the recipe") from error
+    return parse_recipe(values, str(path), default_name=path.stem)
+
+
+def parse_recipe(values: Mapping[str, Any], where: str, default_name: str) -> Recipe:
+    """Turn TOML values into a Recipe; unknown fields and wrong types are refused together."""
+    problems = [f"unknown field {key}" for key in values if key not in _SECTIONS]
+    shapes = _section(ExportShapes, values.get("export", {}), "export", problems)
+    graph = _section(GraphOptions, values.get("graph", {}), "graph", problems)
+    limits = _section(Limits, values.get("limits", {}), "limits", problems)
+    rules = []
+    for index, entry in enumerate(values.get("quantization", [])):
+        rule = _section(QuantizationRule, entry, f"quantization[{index}]", problems)
+        if rule is not None:
+            rules.append(rule)
+    if shapes is not None:
+        problems.extend(shapes.problems())
+    _raise_for(problems, where)
+    return Recipe(
+        name=str(values.get("name", default_name)),
+        description=str(values.get("description", "")),
+        export=cast(ExportShapes, shapes),
+        graph=cast(GraphOptions, graph),
+        quantization=tuple(rules),
+        limits=cast(Limits, limits),
+    )
+
+
+def _section(
+    kind: type[_Section], values: object, where: str, problems: list[str]
+) -> _Section | None:
+    if not isinstance(values, Mapping):
+        problems.append(f"{where} is {values!r}, expected a table")
+        return None
+    types = {item.name: str(item.type) for item in fields(kind)}
+    found = [f"unknown field {where}.{key}" for key in values if key not in types]
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in types:
+            continue
+        converted = _convert(value, types[key])
+        if converted is None or (key in _CHOICES and converted not in _CHOICES[key]):
+            wanted = " or ".join(_CHOICES.get(key, (types[key],)))
+            found.append(f"{where}.{key} is {value!r}, expected {wanted}")
+        else:
+            arguments[key] = converted
+    if kind is QuantizationRule and "tensors" not in values:
+        found.append(f"{where} has no tensors pattern")
+    problems.extend(found)
+    return None if found else kind(**arguments)
+
+
+def _convert(value: object, wanted: str) -> object | None:
+    if wanted == "bool":
+        return value if isinstance(value, bool) else None
+    if isinstance(value, bool):
+        return None
+    if wanted == "int":
+        return value if isinstance(value, int) else None
+    if wanted == "float":
+        return float(value) if isinstance(value, (int, float)) else None
+    if re.match(r"tuple\[int", wanted):
+        integers = isinstance(value, list) and all(
+            isinstance(item, int) and not isinstance(item, bool) for item in value
+        )
+        return tuple(cast("list[int]", value)) if integers else None
+    return value if isinstance(value, str) else None
+
+
+def _raise_for(problems: list[str], where: str) -> None:
+    if problems:
+        raise UsageError(
+            f"{where} has {len(problems)} problem(s)",
+            problems=problems,
+            todo="correct these fields",
+        )
+
+
+def recipe_folder() -> Path:
+    """Where the named recipes lie."""
+    return Path(__file__).resolve().parent.parent / "assets" / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """Names that `load_recipe` knows."""
+    return sorted(path.stem for path in recipe_folder().glob("*.toml"))
