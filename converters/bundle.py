@@ -1,0 +1,224 @@
+"""Write a .litertlm file through the official builder, reproducibly and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import uuid
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from converters.bundle_header import HEADER_BEGIN, HeaderEntry, parse_header, parse_metadata
+from converters.bundle_reader import (
+    CHECKSUM_KEY,
+    Bundle,
+    Section,
+    extract_section,
+    read_bundle,
+    section_bytes,
+)
+from hermes.errors import BadInputError, NativeToolError, ResourceError
+from hermes.tokenizer.interface import PromptContract, Tokenizer
+
+if TYPE_CHECKING:
+    from litert_lm_builder.litertlm_builder import LitertLmFileBuilder
+
+__all__ = [
+    "Bundle",
+    "BundleSpec",
+    "Section",
+    "extract_section",
+    "read_bundle",
+    "section_bytes",
+    "write_bundle",
+]
+
+# The builder always writes the current time; this one of equal length takes its place.
+_TIMESTAMP = "1970-01-01T00:00:00.000001+00:00"
+
+
+@dataclass(frozen=True)
+class BundleSpec:
+    """Everything that goes into a bundle.
+
+    Attributes:
+        model: the .tflite file.
+        tokenizer: as `hermes.tokenizer` opened it.
+        contract: start and stop tokens and the chat template.
+        max_num_tokens: the exported context.
+        metadata: further keys for the header.
+        suppress_tokens: ids the sampler must never pick (rows of a padded vocabulary).
+    """
+
+    model: Path
+    tokenizer: Tokenizer
+    contract: PromptContract
+    max_num_tokens: int
+    metadata: dict[str, str] = field(default_factory=dict)
+    suppress_tokens: tuple[int, ...] = ()
+
+
+def write_bundle(spec: BundleSpec, target: Path) -> None:
+    """Write the bundle to `target`, reopen it and compare it with the spec.
+
+    The same spec gives the same bytes: the builder's random uuid and clock are replaced by values
+    derived from the content. `target` must be a temporary path; it is written in place.
+
+    Raises:
+        BadInputError: the spec contradicts itself or the model file is missing.
+        ResourceError: the disk is full.
+        NativeToolError: the builder wrote something else than it was given.
+    """
+    _check_spec(spec)
+    checksum = _hash_file(spec.model)
+    try:
+        for _ in range(3):
+            with tempfile.TemporaryDirectory(prefix="hermes-bundle-") as folder:
+                builder = _builder(spec, checksum, Path(folder))
+                with target.open("wb") as stream:
+                    builder.build(stream, validate_metadata=True)
+            if _make_reproducible(target):
+                break
+    except OSError as error:
+        raise ResourceError(
+            f"{target}: writing the bundle failed: {error.strerror or error}",
+            todo="free some space, or write to another disk",
+        ) from error
+    _compare(spec, checksum, read_bundle(target))
+
+
+def _check_spec(spec: BundleSpec) -> None:
+    problems = []
+    if not spec.model.is_file() or spec.model.stat().st_size == 0:
+        problems.append(f"{spec.model}: no such file, or empty")
+    if not spec.contract.stop_token_ids:
+        problems.append("no stop token: the runtime refuses to run without one")
+    if spec.max_num_tokens < 2:
+        problems.append(f"max_num_tokens is {spec.max_num_tokens}")
+    reserved = {"uuid", "creation_timestamp"} & set(spec.metadata)
+    if reserved:
+        problems.append(f"metadata keys {sorted(reserved)} belong to the builder")
+    ids = (*spec.contract.stop_token_ids, *spec.suppress_tokens, spec.contract.start_token_id or 0)
+    if min(ids, default=0) < 0:
+        problems.append(f"negative token ids among {sorted(ids)[:3]}")
+    if set(spec.contract.stop_token_ids) & set(spec.suppress_tokens):
+        problems.append("a stop token is suppressed: it could never be emitted")
+    if problems:
+        raise BadInputError("this bundle cannot be written", problems=problems)
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _llm_metadata(spec: BundleSpec) -> bytes:
+    from litert_lm_builder.runtime.proto.llm_metadata_pb2 import LlmMetadata
+    from litert_lm_builder.runtime.proto.sampler_params_pb2 import SamplerParameters
+
+    message = LlmMetadata(max_num_tokens=spec.max_num_tokens)
+    if spec.contract.start_token_id is not None:
+        message.start_token.token_ids.ids.append(spec.contract.start_token_id)
+    for token_id in spec.contract.stop_token_ids:
+        message.stop_tokens.add().token_ids.ids.append(token_id)
+    if spec.contract.chat_template is not None:
+        message.jinja_prompt_template = spec.contract.chat_template
+    if spec.suppress_tokens:
+        message.suppress_tokens.ids.extend(spec.suppress_tokens)
+    # TOP_P with k = 1 is greedy; the types GREEDY and TOP_K make decoding fail.
+    message.sampler_params.type = SamplerParameters.TOP_P
+    message.sampler_params.k = 1
+    message.sampler_params.p = 1.0
+    message.sampler_params.temperature = 1.0
+    # Without a type the runtime guesses one from the vocabulary and may pick another template path.
+    message.llm_model_type.generic_model.SetInParent()
+    message.supports_thinking = False
+    message.supports_function_calling = False
+    return cast(bytes, message.SerializeToString(deterministic=True))
+
+
+def _builder(spec: BundleSpec, model_checksum: str, folder: Path) -> LitertLmFileBuilder:
+    from litert_lm_builder import litertlm_builder as official
+
+    def entry(key: str, value: str) -> official.Metadata:
+        return official.Metadata(key=key, value=value, dtype=official.DType.STRING)
+
+    metadata_path, builder = folder / "llm_metadata.pb", official.LitertLmFileBuilder()
+    for key in sorted(spec.metadata):
+        builder.add_system_metadata(entry(key, spec.metadata[key]))
+    metadata_path.write_bytes(_llm_metadata(spec))
+    builder.add_llm_metadata(
+        str(metadata_path), additional_metadata=[entry(CHECKSUM_KEY, _hash_file(metadata_path))]
+    )
+    if spec.tokenizer.kind == "sentencepiece":
+        tokenizer_path, add_tokenizer = folder / "t.model", builder.add_sentencepiece_tokenizer
+        tokenizer_path.write_bytes(spec.tokenizer.data)
+    else:
+        tokenizer_path, add_tokenizer = folder / "t.zlib", builder.add_hf_tokenizer
+        size = len(spec.tokenizer.data).to_bytes(8, "little")
+        tokenizer_path.write_bytes(size + zlib.compress(spec.tokenizer.data, 9))
+    add_tokenizer(
+        str(tokenizer_path), additional_metadata=[entry(CHECKSUM_KEY, _hash_file(tokenizer_path))]
+    )
+    builder.add_tflite_model(
+        str(spec.model),
+        official.TfLiteModelType.PREFILL_DECODE,
+        additional_metadata=[entry(CHECKSUM_KEY, model_checksum)],
+    )
+    return builder
+
+
+def _make_reproducible(path: Path) -> bool:
+    """Overwrite uuid and time in place; False if the clock's spelling has another length."""
+    with path.open("r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        version, end = parse_header(file.read(HEADER_BEGIN), str(path))
+        data = file.read(end - HEADER_BEGIN)
+        header = parse_metadata(version, end, data, size, str(path))
+        entries = {entry.key: entry for entry in header.system}
+        stamp, name = entries["creation_timestamp"], entries["uuid"]
+        if len(str(stamp.value)) != len(_TIMESTAMP):
+            # Once in a million runs the microseconds are zero and left out.
+            return False
+        _overwrite(file, stamp, _TIMESTAMP)
+        content = _content_hash(header.system, header.sections)
+        _overwrite(file, name, str(uuid.UUID(bytes=content[:16], version=5)))
+    return True
+
+
+def _content_hash(system: Sequence[HeaderEntry], sections: Sequence[object]) -> bytes:
+    digest = hashlib.sha256()
+    kept = [entry for entry in system if entry.key not in ("uuid", "creation_timestamp")]
+    digest.update(repr(kept).encode("utf-8"))
+    digest.update(repr(sections).encode("utf-8"))
+    return digest.digest()
+
+
+def _overwrite(file: BinaryIO, entry: HeaderEntry, text: str) -> None:
+    file.seek(entry.position)
+    file.write(text.encode("ascii"))
+
+
+def _compare(spec: BundleSpec, model_checksum: str, bundle: Bundle) -> None:
+    model = bundle.section("TFLiteModel")
+    prompt = bundle.prompt
+    checks = {
+        "model": model.sha256 == model_checksum and model.size == spec.model.stat().st_size,
+        "tokenizer": bundle.tokenizer.data == spec.tokenizer.data,
+        "start token": prompt.start_token_id == spec.contract.start_token_id,
+        "stop tokens": prompt.stop_token_ids == spec.contract.stop_token_ids,
+        "chat template": prompt.chat_template == (spec.contract.chat_template or None),
+        "context": prompt.max_num_tokens == spec.max_num_tokens,
+        "suppressed tokens": prompt.suppress_tokens == spec.suppress_tokens,
+    }
+    wrong = [name for name, equal in checks.items() if not equal]
+    if wrong:
+        raise NativeToolError(
+            f"{bundle.path}: read back, the bundle differs from what was given to the builder",
+            problems=wrong,
+            todo="check the disk; if it happens again, report it with the command line",
+        )
