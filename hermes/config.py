@@ -253,9 +253,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {
         "vocab_size": 1024,
         "hidden_size": 192,
-        "intermediate_size": 512,
-        "num_layers": 5,
-        "num_heads": 6,
+        "intermediate_size": 448,
+        "num_layers": 4,
+        "num_heads": 4,
         "num_kv_heads": 2,
         "max_seq_len": 512,
         "rms_norm_eps": 1e-5,
