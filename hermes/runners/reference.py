@@ -1,0 +1,70 @@
+"""LogitsRunner over the reference model, with its own growing cache, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hermes.runners.interface import Logits
+
+if TYPE_CHECKING:
+    import torch
+
+    from hermes.model import HermesForCausalLM, KVCache
+
+_SCORED_AT_ONCE = 128
+
+
+class ReferenceRunner:
+    """The oracle behind the interface of the exported forms.
+
+    It has no static shapes: a prefill feeds its real tokens only, so `prefill_lengths` are just the
+    lengths that callers may name.
+    """
+
+    def __init__(self, model: HermesForCausalLM, prefill_lengths: Sequence[int] = (1,)) -> None:
+        self.model = model.eval()
+        self.name = "reference"
+        self.capacity = model.config.max_seq_len
+        self.prefill_lengths = tuple(sorted(prefill_lengths))
+        self.vocab_size = model.config.vocab_size
+        self._cache: KVCache = []
+
+    def reset(self) -> None:
+        """Drop the cache."""
+        self._cache = []
+
+    def prefill(self, ids: Sequence[int], position: int, length: int) -> None:
+        """Append `ids`; `length` only bounds them."""
+        if len(ids) > length:
+            raise ValueError(f"{len(ids)} tokens for {length} rows")
+        self._feed(ids, position)
+
+    def step(self, token: int, position: int) -> Logits:
+        """Logits [vocab] after one more token."""
+        logits: Logits = self._feed([token], position)[-1].numpy()
+        return logits
+
+    def score(self, ids: Sequence[int]) -> Iterator[Logits]:
+        """Logits [vocab] after each id, computed in blocks."""
+        self.reset()
+        for start in range(0, len(ids), _SCORED_AT_ONCE):
+            yield from self._feed(ids[start : start + _SCORED_AT_ONCE], start).numpy()
+
+    def _feed(self, ids: Sequence[int], position: int) -> torch.Tensor:
+        import torch
+
+        filled = self._cache[0][0].shape[2] if self._cache else 0
+        if position > filled:
+            raise ValueError(f"position {position} leaves a gap after {filled}")
+        if position < filled:
+            self._cache = [(k[:, :, :position], v[:, :, :position]) for k, v in self._cache]
+        if position == 0:
+            self._cache = []
+        tokens = torch.tensor([np.asarray(ids).tolist()])
+        with torch.no_grad():
+            outputs = self.model(tokens, start_pos=position, kv_cache=self._cache)
+        logits: torch.Tensor = outputs["logits"][0].float()  # [T, vocab]
+        return logits
