@@ -18,7 +18,7 @@ from litert_torch.backend.lowerings import utils
 import hermes.exportable  # noqa: F401  (defines the operators)
 
 
-@lowerings.lower(torch.ops.hermes.cache_write)
+@lowerings.lower(torch.ops.hermes.cache_write)  # type: ignore[untyped-decorator]
 def _lower_cache_write(_: Any, cache: Any, update: Any, position: Any, axis: int) -> Any:
     rank = len(cache.type.shape)
     zero = utils.splat(0, ir.IntegerType.get_signless(32))
@@ -26,7 +26,7 @@ def _lower_cache_write(_: Any, cache: Any, update: Any, position: Any, axis: int
     return stablehlo.dynamic_update_slice(cache, update, starts)
 
 
-@lowerings.lower(torch.ops.hermes.batched_matmul)
+@lowerings.lower(torch.ops.hermes.batched_matmul)  # type: ignore[untyped-decorator]
 def _lower_batched_matmul(_: Any, left: Any, right: Any) -> Any:
     dimensions = stablehlo.DotDimensionNumbers.get(
         lhs_batching_dimensions=[0, 1],

@@ -209,7 +209,7 @@ class ExportableModel(nn.Module):
             probabilities = torch.softmax(rows + mask, dim=-1).view(scores.shape)
         else:
             probabilities = torch.softmax(scores + mask, dim=-1)
-        out = batched_matmul(probabilities, values)  # [1, K, G*T, D]
+        out: Tensor = batched_matmul(probabilities, values)  # [1, K, G*T, D]
         return out.view(heads, length, -1).transpose(0, 1).reshape(length, -1)
 
     def _feed_forward(self, x: Tensor, layer: int, weights: Mapping[str, Tensor]) -> Tensor:
