@@ -1,0 +1,58 @@
+"""Questions to the real runtime; run these in a child process, the native library can abort."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def _engine(bundle: str) -> object:
+    import litert_lm
+
+    return litert_lm.Engine(bundle, cache_dir=":nocache")
+
+
+def tokenize(bundle: str, texts: Sequence[str]) -> list[list[int]]:
+    engine = _engine(bundle)
+    return [engine.tokenize(text) for text in texts]  # type: ignore[attr-defined]
+
+
+def detokenize(bundle: str, sequences: Sequence[Sequence[int]]) -> list[str | None]:
+    engine, texts = _engine(bundle), []
+    for ids in sequences:
+        try:
+            texts.append(engine.detokenize(list(ids)))  # type: ignore[attr-defined]
+        except (RuntimeError, UnicodeDecodeError):
+            texts.append(None)
+    return texts
+
+
+def generate(bundle: str, prompt: str, limit: int = 20) -> str:
+    """Greedy text of a raw session."""
+    engine = _engine(bundle)
+    session = engine.create_session(  # type: ignore[attr-defined]
+        apply_prompt_template=False, max_output_tokens=limit
+    )
+    session.run_prefill([prompt])
+    return str(session.run_decode().texts[0])
+
+
+def special_ids(bundle: str) -> tuple[int | None, list[list[int]]]:
+    """Start token and stop sequences as the runtime understood them."""
+    engine = _engine(bundle)
+    return engine.bos_token_id, engine.eos_token_ids  # type: ignore[attr-defined]
+
+
+def render(
+    bundle: str, template: str | None, conversations: Sequence[list[dict[str, object]]]
+) -> list[str]:
+    """The runtime's own prompt for the last message after the others; '' where it fails."""
+    engine, prompts = _engine(bundle), []
+    for messages in conversations:
+        try:
+            conversation = engine.create_conversation(  # type: ignore[attr-defined]
+                messages=messages[:-1] or None, chat_template=template
+            )
+            prompts.append(str(conversation.render_message_to_string(messages[-1])))
+        except RuntimeError as error:
+            prompts.append(f"ERROR {error}")
+    return prompts
