@@ -11,7 +11,7 @@ C context.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hermes.config import HermesConfig
 from hermes.recipe import GraphOptions
-from hermes.signatures import GraphWeight, graph_weights
+from hermes.signatures import graph_weights
 
 
 @torch.library.custom_op("hermes::cache_write", mutates_args=())
@@ -220,7 +220,3 @@ class ExportableModel(nn.Module):
             up = self._linear(x, f"up_proj_{layer}", weights)
         return self._linear(F.silu(gate) * up, f"down_proj_{layer}", weights)
 
-
-def assemble(weight: GraphWeight, read: Callable[[str], Tensor]) -> Tensor:
-    """The graph weight as float32: its parts' rows one after the other."""
-    return torch.cat([read(part).float() for part in weight.parts], dim=0).contiguous()

@@ -9,12 +9,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from converters.flatbuffer import operator_name, read_model
 from converters.skeleton import sample_inputs
 from hermes.config import HermesConfig
-from hermes.exportable import ExportableModel, assemble
+from hermes.exportable import ExportableModel
 from hermes.recipe import ExportShapes, GraphOptions
 from hermes.signatures import DECODE, build_signatures, graph_weights
 
@@ -48,8 +49,10 @@ def trace_with_constants(
 
     import converters.lowerings  # noqa: F401
 
-    constants = {w.name: assemble(w, state.__getitem__) for w in graph_weights(config, options)}
-    biases = {w.name: constants.pop(w.name) for w in graph_weights(config, options) if w.kind == "bias"}
+    weights = graph_weights(config, options)
+    # litert-torch 0.10 mixes up constants that are not contiguous.
+    constants = {w.name: torch.cat([state[p] for p in w.parts]).contiguous() for w in weights}
+    biases = {w.name: constants.pop(w.name) for w in weights if w.kind == "bias"}
     converter = litert_torch.Converter()
     for signature in build_signatures(config, shapes.context, shapes.prefill):
         inner = ExportableModel(

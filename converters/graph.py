@@ -1,0 +1,152 @@
+"""The weightless graph of a model: kept from an earlier export, stamped, or traced in full.
+
+It depends on the architecture, the shapes, the graph options and the code that makes it, and on no
+weight; so it is kept under the user's cache folder by the hash of all these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from pathlib import Path
+
+from hermes.config import HermesConfig
+from hermes.recipe import ExportShapes, GraphOptions
+from hermes.runners.child import measure_in_child
+
+TRACE_TIMEOUT = 3600.0
+_PACKAGES = ("torch", "litert-torch", "litert-converter", "ai-edge-litert")
+_SOURCES = (
+    "hermes/exportable.py",
+    "hermes/signatures.py",
+    "converters/flatbuffer.py",
+    "converters/layer_block.py",
+    "converters/lowerings.py",
+    "converters/skeleton.py",
+    "converters/stamp.py",
+)
+_NOT_IN_THE_GRAPH = ("max_seq_len", "pad_token_id", "bos_token_id", "eos_token_id")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A weightless graph and how it came about.
+
+    Attributes:
+        path: the .tflite file.
+        made: `kept`, `stamped` or `traced`.
+        reason: why it was not stamped, if it was traced in full.
+        seconds: spent on it.
+        peak_memory: of the tracing process, bytes; 0 for a kept graph.
+    """
+
+    path: Path
+    made: str
+    reason: str = ""
+    seconds: float = 0.0
+    peak_memory: int = 0
+
+
+def obtain_graph(
+    config: HermesConfig,
+    shapes: ExportShapes,
+    options: GraphOptions,
+    folder: Path,
+    *,
+    keep: bool = True,
+    on_line: Callable[[str], None] | None = None,
+) -> Graph:
+    """Place the graph of this architecture in `folder`.
+
+    Args:
+        config: the model.
+        shapes: context and prefill lengths.
+        options: graph choices.
+        folder: where the file goes.
+        keep: use and fill the cache of kept graphs.
+        on_line: called with what the tracer prints.
+
+    Raises:
+        NativeToolError: the tracer died, hung or raised.
+    """
+    target = folder / "graph.tflite"
+    kept = graph_folder() / f"{graph_key(config, shapes, options)}.tflite"
+    if keep and kept.is_file():
+        shutil.copyfile(kept, target)
+        return Graph(target, "kept")
+    run = measure_in_child(
+        "converters.graph:make_graph",
+        config,
+        shapes,
+        options,
+        target,
+        tool="litert-torch converter",
+        timeout=TRACE_TIMEOUT,
+        on_line=on_line,
+    )
+    if keep:
+        _keep(target, kept)
+    reason: str = run.value
+    return Graph(target, "traced" if reason else "stamped", reason, run.seconds, run.peak_memory)
+
+
+def make_graph(
+    config: HermesConfig, shapes: ExportShapes, options: GraphOptions, target: Path
+) -> str:
+    """Write the graph; returns why it was not stamped, '' if it was."""
+    from converters.skeleton import trace_skeleton
+    from converters.stamp import TRACED_LAYERS, StampRefusedError, refusal, stamp_layers
+
+    reason = refusal(config)
+    if reason is None:
+        few = replace(config, num_layers=TRACED_LAYERS)
+        short = target.with_name("layers.tflite")
+        trace_skeleton(few, shapes, options, short)
+        try:
+            stamp_layers(short, few, config, shapes, options, target)
+            return ""
+        except StampRefusedError as error:
+            reason = str(error)
+        finally:
+            short.unlink(missing_ok=True)
+    trace_skeleton(config, shapes, options, target)
+    return reason
+
+
+def graph_key(config: HermesConfig, shapes: ExportShapes, options: GraphOptions) -> str:
+    """Hash of everything that decides the graph's bytes."""
+    architecture = {k: v for k, v in config.to_dict().items() if k not in _NOT_IN_THE_GRAPH}
+    root = Path(__file__).resolve().parent.parent
+    facts = {
+        "architecture": architecture,
+        "shapes": asdict(shapes),
+        "options": asdict(options),
+        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "sources": [hashlib.sha256((root / name).read_bytes()).hexdigest() for name in _SOURCES],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def graph_folder() -> Path:
+    """Where graphs are kept: `$XDG_CACHE_HOME/hermes/graphs` or `~/.cache/hermes/graphs`."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "hermes" / "graphs"
+
+
+def _keep(source: Path, kept: Path) -> None:
+    """Copy and rename, so that a half-written file never has the final name."""
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as part:
+            temporary = Path(part.name)
+        shutil.copyfile(source, temporary)
+        temporary.replace(kept)
+    except OSError:
+        # A cache that cannot be written costs time later and nothing else.
+        return

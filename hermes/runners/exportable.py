@@ -1,0 +1,93 @@
+"""LogitsRunner over the exportable module: what the graph will compute, still in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from hermes.config import HermesConfig
+from hermes.exportable import ExportableModel
+from hermes.recipe import ExportShapes, GraphOptions
+from hermes.runners.flatbuffer import STALE, runtime_inputs
+from hermes.runners.interface import Logits
+from hermes.signatures import cache_specs, graph_weights
+
+
+class ExportableRunner:
+    """The two modules (with and without logits) over one cache.
+
+    Args:
+        config: the model.
+        shapes: context and prefill lengths.
+        options: graph choices.
+        state: Hermes parameter name -> float32 tensor.
+    """
+
+    def __init__(
+        self,
+        config: HermesConfig,
+        shapes: ExportShapes,
+        options: GraphOptions,
+        state: Mapping[str, Tensor],
+    ) -> None:
+        self.name = "exportable module"
+        self.capacity = shapes.context
+        self.prefill_lengths = tuple(sorted(shapes.prefill))
+        self.vocab_size = config.vocab_size
+        self._specs = cache_specs(config, shapes.context)
+        values = {
+            weight.name: torch.cat([state[part] for part in weight.parts]).contiguous()
+            for weight in graph_weights(config, options)
+        }
+        biases = {w.name for w in graph_weights(config, options) if w.kind == "bias"}
+        self._weights = {name: value for name, value in values.items() if name not in biases}
+        self._modules = {
+            with_logits: ExportableModel(
+                config,
+                shapes.context,
+                options,
+                with_logits=with_logits,
+                biases={name: values[name] for name in biases},
+            ).eval()
+            for with_logits in (False, True)
+        }
+        self.reset()
+
+    def reset(self) -> None:
+        """Fill the cache with stale rows, which only the mask hides."""
+        self._cache = {
+            spec.name.removeprefix("kv_cache_"): torch.full(spec.shape, STALE)
+            for spec in self._specs
+        }
+
+    def prefill(self, ids: Sequence[int], position: int, length: int) -> None:
+        """One prefill of `length` rows."""
+        self._run(ids, position, length, with_logits=False)
+
+    def step(self, token: int, position: int) -> Logits:
+        """One decode; logits [vocab]."""
+        outputs = self._run([token], position, 1, with_logits=True)
+        logits: Logits = outputs["logits"][0, 0].numpy()
+        return logits
+
+    def close(self) -> None:
+        """Nothing to release; runners that own a process do."""
+
+    def _run(
+        self, ids: Sequence[int], position: int, length: int, *, with_logits: bool
+    ) -> dict[str, Tensor]:
+        if position + length > self.capacity:
+            raise ValueError(f"{length} rows at {position} do not fit {self.capacity} slots")
+        tokens, positions, mask = runtime_inputs(ids, position, length, self.capacity)
+        with torch.no_grad():
+            outputs: dict[str, Tensor] = self._modules[with_logits](
+                torch.from_numpy(tokens),
+                torch.from_numpy(positions),
+                torch.from_numpy(mask),
+                self._cache,
+                self._weights,
+            )
+        self._cache = {name: outputs[f"kv_cache_{name}"] for name in self._cache}
+        return outputs
