@@ -90,8 +90,20 @@ class HuggingFaceTokenizer:
         """The parsed tokenizer.json."""
         return parse(self.data, self.origin)
 
+    @cached_property
+    def special_pieces(self) -> dict[str, int]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {str(token.content): int(token_id) for token_id, token in added.items()}
+
+    @property
+    def begin_id(self) -> None:
+        return None
+
+    @property
+    def end_id(self) -> None:
+        return None
+
     def leading_ids(self) -> list[int]:
-        """Ids that the post-processor puts before any text."""
         plain = self.encode("a")
         processed = list(self._tokenizer.encode("a").ids)
         for start in range(len(processed) - len(plain) + 1):

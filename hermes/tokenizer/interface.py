@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -26,6 +26,24 @@ class Tokenizer(Protocol):
     def data(self) -> bytes: ...
     @property
     def origin(self) -> str: ...
+    @property
+    def special_pieces(self) -> Mapping[str, int]:
+        """Added, control and user-defined tokens: spelling to id."""
+        ...
+
+    @property
+    def begin_id(self) -> int | None:
+        """Begin-of-text id that the tokenizer file itself names."""
+        ...
+
+    @property
+    def end_id(self) -> int | None:
+        """End-of-text id that the tokenizer file itself names."""
+        ...
+
+    def leading_ids(self) -> list[int]:
+        """Ids that the tokenizer file's own post-processing puts before any text."""
+        ...
 
     def encode(self, text: str) -> list[int]:
         """Ids as `engine.tokenize` gives them: special tokens in the text count, nothing is added.

@@ -7,8 +7,9 @@ the Python package of protobuf is not among the dependencies of `hermes`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -51,6 +52,48 @@ def encode_pieces(pieces: Iterable[Piece]) -> bytes:
         body += varint(2 << 3 | _FLOAT) + struct.pack("<f", piece.score)
         out += _block(1, body + _number(3, piece.kind))
     return bytes(out)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of every field; fixed-width values as their bytes."""
+    position = 0
+
+    def next_varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = data[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while position < len(data):
+        tag = next_varint()
+        wire = tag & 7
+        if wire == _VARINT:
+            yield tag >> 3, next_varint()
+            continue
+        size = next_varint() if wire == _BYTES else {_FLOAT: 4, 1: 8}[wire]
+        yield tag >> 3, data[position : position + size]
+        position += size
+
+
+def decode_pieces(data: bytes) -> list[Piece]:
+    """The vocabulary of a model proto that the library has loaded."""
+    pieces = []
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, bytes):
+            fields = dict(_fields(value))
+            text, score = fields.get(1, b""), fields.get(2, b"\0\0\0\0")
+            assert isinstance(text, bytes)
+            assert isinstance(score, bytes)
+            kind = fields.get(3, NORMAL)
+            pieces.append(
+                Piece(text.decode("utf-8"), struct.unpack("<f", score)[0], int(cast(int, kind)))
+            )
+    return pieces
 
 
 def encode_bpe_model(

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from hermes.errors import BadInputError
-from hermes.tokenizer.proto import USER_DEFINED, Piece, encode_pieces
+from hermes.tokenizer.proto import CONTROL, USER_DEFINED, Piece, decode_pieces, encode_pieces
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
@@ -62,6 +62,19 @@ class SentencePieceTokenizer:
         """Whether the id is a control symbol, which text never produces."""
         self._check([token_id])
         return bool(self._processor.is_control(int(token_id)))
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """The vocabulary with scores and kinds, in id order."""
+        return decode_pieces(self.data)
+
+    @cached_property
+    def special_pieces(self) -> dict[str, int]:
+        kinds = (CONTROL, USER_DEFINED)
+        return {piece.text: i for i, piece in enumerate(self.pieces) if piece.kind in kinds}
+
+    def leading_ids(self) -> list[int]:
+        return []
 
     @property
     def begin_id(self) -> int | None:

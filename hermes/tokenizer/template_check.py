@@ -49,10 +49,11 @@ class _Comparison:
         rewritten = rewrite(self.original, self.tokens, join_parts=join_parts)
         prompts, refusals, problems = {}, {}, []
         for name, messages in PROBES.items():
-            given: Sequence[Mapping[str, object]] = messages if join_parts else in_parts(messages)
+            given: Sequence[Mapping[str, object]]
+            given = messages if join_parts else in_parts(messages)
             for prompted in (True, False):
                 wanted = self._render(self.original, given, prompted)
-                forms = [in_parts(messages), messages] if join_parts else [in_parts(messages)]
+                forms: list[Sequence[Mapping[str, object]]] = [in_parts(messages), given]
                 for form in forms:
                     if self._render(rewritten.source, form, prompted) != wanted:
                         problems.append(f"probe {name!r} renders differently")
