@@ -1,0 +1,179 @@
+"""What an opened checkpoint is: names, shapes and readers; no tensor data is loaded yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hermes.errors import BadInputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ITEM_SIZES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "complex64": 8,
+    "complex128": 16,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint64": 8,
+    "uint32": 4,
+    "uint16": 2,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Bytes per element of every plain dtype, by PyTorch's name."""
+
+WEIGHT_DTYPES = ("float32", "float16", "bfloat16", "float64")
+"""Dtypes that hold weights as they are; everything else is quantized or not a weight."""
+
+
+@dataclass(frozen=True)
+class LazyTensor:
+    """One tensor of a checkpoint; `read` fetches its rows from disk.
+
+    Attributes:
+        name: key in the file.
+        shape: as PyTorch would show it.
+        dtype: PyTorch's dtype name, or a GGUF kind such as `Q8_0`.
+        origin: file (and key) for messages.
+        reader: gives rows start..stop of dimension 0.
+        location: identifies the stored bytes, so that two names of one tensor can be told.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    origin: str
+    reader: Callable[[int, int], Tensor] = field(repr=False, compare=False)
+    location: tuple[object, ...] | None = field(default=None, repr=False)
+
+    @property
+    def rows(self) -> int:
+        """Length of dimension 0; 1 for a scalar."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def read(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows start..stop (all by default) in the stored float dtype; GGUF kinds as float32."""
+        last = self.rows if stop is None else stop
+        if not 0 <= start <= last <= self.rows:
+            raise ValueError(f"{self.name}: rows {start}..{last} of {self.rows}")
+        return self.reader(start, last)
+
+    def renamed(self, name: str) -> LazyTensor:
+        """The same data under another name."""
+        return replace(self, name=name)
+
+
+@dataclass
+class Checkpoint:
+    """An opened checkpoint after unwrapping containers and wrapper prefixes.
+
+    Attributes:
+        path: what the user named.
+        tensors: by name, in file order.
+        config: the model configuration as found, or None.
+        config_origin: where it was found; empty if it was not.
+        generation_config: `generation_config.json` as found, or None.
+        tokenizer_files: by file name, those present beside the weights.
+        gguf_metadata: all metadata of a GGUF file, or None.
+        ignored: (key, reason) of everything seen and left out.
+        notes: statements for the report.
+    """
+
+    path: Path
+    tensors: dict[str, LazyTensor]
+    config: Mapping[str, object] | None = None
+    config_origin: str = ""
+    generation_config: Mapping[str, object] | None = None
+    tokenizer_files: dict[str, Path] = field(default_factory=dict)
+    gguf_metadata: Mapping[str, object] | None = None
+    ignored: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_bytes(path: Path, offset: int, size: int, origin: str) -> bytearray:
+    """Exactly `size` bytes at `offset`.
+
+    Raises:
+        BadInputError: the file has become shorter or unreadable since it was opened.
+    """
+    data = bytearray(size)
+    view, done = memoryview(data), 0
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            while done < size:
+                count = file.readinto(view[done:])
+                if not count:
+                    break
+                done += count
+    except OSError as error:
+        raise BadInputError(f"{origin}: cannot be read: {error.strerror}") from error
+    if done < size:
+        raise BadInputError(
+            f"{origin}: the file ends {size - done} bytes too early",
+            expected=f"{size} bytes at offset {offset}",
+            todo="copy or download the file again; it changed or is truncated",
+        )
+    return data
+
+
+def file_tensor(
+    name: str, path: Path, offset: int, shape: tuple[int, ...], dtype: str
+) -> LazyTensor:
+    """A contiguous tensor whose bytes lie at `offset` of `path`, little-endian."""
+    origin = f"{path.name}: {name}"
+    row_shape = shape[1:]
+    row_bytes = ITEM_SIZES[dtype] * math.prod(row_shape)
+
+    def read(start: int, stop: int) -> Tensor:
+        data = read_bytes(path, offset + start * row_bytes, (stop - start) * row_bytes, origin)
+        return tensor_from_bytes(data, dtype, (stop - start, *row_shape) if shape else ())
+
+    return LazyTensor(name, shape, dtype, origin, read, (str(path), offset, shape, dtype))
+
+
+def tensor_from_bytes(data: bytearray, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """Interpret little-endian bytes; the result owns its memory."""
+    import torch
+
+    kind: torch.dtype = getattr(torch, dtype)
+    if not data:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(data, dtype=kind).reshape(shape)
+
+
+def same_values(first: LazyTensor, second: LazyTensor) -> bool:
+    """Bit-equal data, compared in slices of about 16 MB."""
+    if (first.shape, first.dtype) != (second.shape, second.dtype):
+        return False
+    if first.location is not None and first.location == second.location:
+        return True
+    import torch
+
+    step = max(1, 2**22 * first.rows // max(first.numel, 1))
+    for start in range(0, first.rows, step):
+        stop = min(start + step, first.rows)
+        a, b = first.read(start, stop), second.read(start, stop)
+        if not torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)):
+            return False
+    return True

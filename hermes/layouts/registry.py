@@ -1,0 +1,13 @@
+"""All layout tables, in the order in which equal matches are preferred."""
+
+from hermes.layouts.gguf import GGUF_LLAMA, GGUF_QWEN
+from hermes.layouts.hermes import HERMES
+from hermes.layouts.huggingface import HUGGINGFACE, HUGGINGFACE_BARE
+from hermes.layouts.table import Layout
+
+LAYOUTS: tuple[Layout, ...] = (HERMES, HUGGINGFACE, HUGGINGFACE_BARE, GGUF_LLAMA, GGUF_QWEN)
+
+
+def layout_named(name: str) -> Layout:
+    """The table of that name; KeyError if there is none."""
+    return {layout.name: layout for layout in LAYOUTS}[name]
