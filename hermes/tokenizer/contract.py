@@ -51,6 +51,7 @@ def prompt_contract(
         chat_template=None if template is None else template.source,
         original_template=None if template is None else template.original,
         notes=[*notes, f"start token: {why}"],
+        prompts={} if template is None else template.prompts,
     )
 
 

@@ -78,6 +78,8 @@ class PromptContract:
             without one.
         original_template: as found beside the checkpoint.
         notes: decisions worth a line in the report.
+        prompts: what the original template makes of each conversation in `probes.PROBES`, with the
+            assistant's turn opened; those that it refuses are absent.
     """
 
     start_token_id: int | None
@@ -86,3 +88,4 @@ class PromptContract:
     chat_template: str | None = None
     original_template: str | None = None
     notes: list[str] = field(default_factory=list)
+    prompts: Mapping[str, str] = field(default_factory=dict)
