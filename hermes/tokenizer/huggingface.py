@@ -23,7 +23,14 @@ RUNTIME_TYPES: dict[str, frozenset[str]] = {
         | {"Prepend", "Replace", "Sequence", "Strip", "StripAccents", "ByteLevel"}
     ),
     "pre_tokenizer": frozenset(
-        {"BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "Metaspace"}
+        {
+            "BertPreTokenizer",
+            "ByteLevel",
+            "CharDelimiterSplit",
+            "Digits",
+            "FixedLength",
+            "Metaspace",
+        }
         | {"Punctuation", "Sequence", "Split", "UnicodeScripts", "Whitespace", "WhitespaceSplit"}
     ),
     "post_processor": frozenset(
