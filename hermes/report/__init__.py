@@ -1,0 +1,1 @@
+"""Checks and reports: what was measured, against which limit, and how it is shown."""

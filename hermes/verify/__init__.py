@@ -1,0 +1,1 @@
+"""The verification ladder: metrics, feeding plans and rungs over runner interfaces."""

@@ -1,0 +1,147 @@
+"""Ways to feed the same tokens, all of which must leave the same state behind.
+
+A feed is a sequence of prefill calls and decode steps; only decode steps have logits. Whatever the
+feed, the logits after a token depend on the tokens before it and on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hermes.runners.interface import Logits, LogitsRunner
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """One prefill call: `count` real tokens in a signature of `length` rows."""
+
+    count: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Steps:
+    """`count` decode steps."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Feed:
+    """A named way to feed the first `size` tokens of a text."""
+
+    name: str
+    parts: tuple[Prefill | Steps, ...]
+
+    @property
+    def size(self) -> int:
+        """Tokens it consumes."""
+        return sum(part.count for part in self.parts)
+
+
+Observation = list[tuple[int, Logits]]
+"""Position and logits [V] of every decode step of a feed."""
+
+
+def run_feed(runner: LogitsRunner, ids: Sequence[int], feed: Feed) -> Iterator[tuple[int, Logits]]:
+    """Feed from an empty cache; yields position and logits of every decode step."""
+    runner.reset()
+    position = 0
+    for part in feed.parts:
+        if isinstance(part, Prefill):
+            runner.prefill(ids[position : position + part.count], position, part.length)
+            position += part.count
+            continue
+        for _ in range(part.count):
+            yield position, runner.step(ids[position], position)
+            position += 1
+
+
+def observe(
+    runner: LogitsRunner, ids: Sequence[int], feeds: Sequence[Feed]
+) -> dict[str, Observation]:
+    """Run every feed; feed name -> what it showed."""
+    return {feed.name: list(run_feed(runner, ids, feed)) for feed in feeds}
+
+
+def runtime_plan(
+    count: int, lengths: Sequence[int], position: int, capacity: int
+) -> tuple[Prefill, ...]:
+    """Prefill calls for `count` tokens at `position`, in the order LiteRT-LM makes them.
+
+    Largest signature first while it is full; the rest in the smallest that covers it, or token by
+    token where there is a signature of length 1. A signature longer than the room left is never
+    used, so fewer than `count` tokens may be covered; the caller feeds the others by decode.
+    """
+    calls = []
+    rest, room = count, capacity - position
+    for length in sorted(lengths, reverse=True):
+        while rest >= length and room >= length:
+            calls.append(Prefill(length, length))
+            rest, room = rest - length, room - length
+    covering = [length for length in sorted(lengths) if rest <= length <= room]
+    if rest and covering:
+        calls.append(Prefill(rest, covering[0]))
+    return tuple(calls)
+
+
+def greedy_feed(name: str, count: int, lengths: Sequence[int], capacity: int) -> Feed:
+    """A prompt of `count` tokens as the runtime feeds it: all but the last by prefill."""
+    calls = runtime_plan(count - 1, lengths, 0, capacity)
+    fed = sum(call.count for call in calls)
+    return Feed(name, (*calls, Steps(count - fed)))
+
+
+def equivalence_feeds(lengths: Sequence[int], capacity: int, steps: int = 4) -> list[Feed]:
+    """Everything that a static cache gets wrong: borders, padded tails, turns and the end.
+
+    Args:
+        lengths: rows of the prefill signatures.
+        capacity: cache slots.
+        steps: decode steps that look at the cache after each way of filling it.
+    """
+    feeds = [Feed("stepwise", (Steps(min(capacity, 8 * steps)),))]
+    for length in sorted(lengths):
+        feeds.extend(_length_feeds(length, capacity, steps))
+    if capacity >= 4 * steps:
+        feeds.append(_second_turn(lengths, capacity, steps))
+    feeds.append(_to_the_end(lengths, capacity, steps))
+    return feeds
+
+
+def _length_feeds(length: int, capacity: int, steps: int) -> list[Feed]:
+    """A signature exactly full, with one token, one short of full, and twice in a row."""
+    plans: dict[str, tuple[Prefill, ...]] = {"full": (Prefill(length, length),)}
+    if length > 1:
+        plans["one token in"] = (Prefill(1, length),)
+    if length > 2:
+        plans["one short of"] = (Prefill(length - 1, length),)
+    if 2 * length <= capacity:
+        tail = max(1, length // 3)
+        plans["border after"] = (Prefill(length, length), Prefill(tail, length))
+    feeds = []
+    for name, calls in plans.items():
+        room = capacity - sum(call.count for call in calls)
+        if room > 0:
+            feeds.append(Feed(f"{name} {length}", (*calls, Steps(min(steps, room)))))
+    return feeds
+
+
+def _second_turn(lengths: Sequence[int], capacity: int, steps: int) -> Feed:
+    """Prompt, answer, and a second prompt that starts in the middle of everything."""
+    first = max(2, capacity // 3)
+    opening = greedy_feed("", first, lengths, capacity).parts
+    fed = first + steps
+    # The last token of the answer is pending: it goes in front of the second prompt's prefill.
+    second = runtime_plan(max(1, capacity // 4), lengths, fed, capacity)
+    fed += sum(call.count for call in second)
+    last = Steps(max(0, min(steps, capacity - fed)))
+    return Feed("second turn", (*opening, Steps(steps), *second, last))
+
+
+def _to_the_end(lengths: Sequence[int], capacity: int, steps: int) -> Feed:
+    """Prefill as far as possible, decode up to the very last slot."""
+    calls = runtime_plan(max(0, capacity - steps), lengths, 0, capacity)
+    fed = sum(call.count for call in calls)
+    return Feed("context filled", (*calls, Steps(capacity - fed)))

@@ -1,0 +1,135 @@
+"""Feeds cover what static caches get wrong, and each wrong cache turns rung 3 red (case B36)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cached_llama import FAULTS, CachedLlama, Fault, greedy
+from tiny_llama import (
+    PROMPT_IDS,
+    hermes_config,
+    hermes_weights,
+    reference_greedy,
+    tiny_config,
+    tiny_weights,
+)
+
+from hermes.model import HermesForCausalLM
+from hermes.runners.reference import ReferenceRunner
+from hermes.verify.equivalence import (
+    check_against_exportable,
+    check_against_reference,
+    feeds_for,
+    observe_all,
+)
+from hermes.verify.feeding import Prefill, Steps, equivalence_feeds, greedy_feed, runtime_plan
+
+UNTIED = tiny_config(tie_word_embeddings=False)
+WEIGHTS = tiny_weights(UNTIED)
+TEXT = [(37 * i + 11) % 128 for i in range(64)]
+LIMIT = 1e-3
+
+
+@pytest.fixture(scope="module")
+def reference() -> ReferenceRunner:
+    model = HermesForCausalLM(hermes_config(UNTIED))
+    model.load_state_dict(hermes_weights(WEIGHTS))
+    return ReferenceRunner(model)
+
+
+@pytest.mark.parametrize("bucket", [8, 16, 32])
+@pytest.mark.parametrize("pad", [0, 5])
+def test_prompt_shorter_than_the_bucket(bucket: int, pad: int) -> None:
+    runner = CachedLlama(WEIGHTS, UNTIED, prefill=(bucket,), pad=pad)
+    assert greedy(runner, PROMPT_IDS[:5], 8, bucket) == [42, 123, 54, 94, 94, 88, 86, 36]
+    for count in (1, 5, 8, 9):
+        want = reference_greedy(WEIGHTS, UNTIED, PROMPT_IDS[:count], 8)
+        assert greedy(runner, PROMPT_IDS[:count], 8, bucket) == want
+
+
+def test_reading_the_last_slot_of_a_padded_prompt() -> None:
+    assert CachedLlama(WEIGHTS, UNTIED).last_padding_row(PROMPT_IDS[:5], 8) == 78
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_cache_fault_turns_rung_3_red(fault: Fault, reference: ReferenceRunner) -> None:
+    wrong = CachedLlama(WEIGHTS, UNTIED, fault=fault)
+    observed = observe_all(wrong, TEXT)
+    checks = check_against_reference(observed, reference, TEXT, LIMIT)
+    assert not all(check.passed for check in checks)
+    red = [check for check in checks if not check.passed]
+    assert all(check.rung == 3 for check in red)
+
+
+def test_the_right_cache_is_green(reference: ReferenceRunner) -> None:
+    observed = observe_all(CachedLlama(WEIGHTS, UNTIED), TEXT)
+    checks = check_against_reference(observed, reference, TEXT, LIMIT)
+    assert all(check.passed for check in checks)
+    assert max(float(check.value) for check in checks) < 1e-4
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_cache_fault_turns_rung_4_red(fault: Fault) -> None:
+    right = observe_all(CachedLlama(WEIGHTS, UNTIED), TEXT)
+    wrong = observe_all(CachedLlama(WEIGHTS, UNTIED, fault=fault), TEXT)
+    assert not all(check.passed for check in check_against_exportable(wrong, right, LIMIT))
+    assert all(check.passed for check in check_against_exportable(right, right, LIMIT))
+
+
+def test_a_single_wrong_slot_is_named(reference: ReferenceRunner) -> None:
+    wrong = CachedLlama(WEIGHTS, UNTIED, fault="last slot written one early")
+    checks = check_against_reference(observe_all(wrong, TEXT), reference, TEXT, LIMIT)
+    (red,) = [check for check in checks if not check.passed]
+    assert red.name.endswith("context filled")
+    assert "position 63" in red.detail
+
+
+def test_the_context_is_filled_to_its_last_slot() -> None:
+    for capacity, lengths in ((64, (1, 8, 32)), (40, (32,)), (16, (1, 4)), (1280, (1, 8, 512))):
+        for feed in equivalence_feeds(lengths, capacity):
+            assert 0 < feed.size <= capacity
+            position = 0
+            for part in feed.parts:
+                if isinstance(part, Prefill):
+                    assert part.count <= part.length
+                    assert position + part.length <= capacity
+                    assert part.length in lengths
+                position += part.count
+        assert max(feed.size for feed in equivalence_feeds(lengths, capacity)) == capacity
+
+
+def test_every_length_is_fed_full_short_and_across_a_border() -> None:
+    runner = CachedLlama(WEIGHTS, UNTIED, capacity=64, prefill=(1, 8, 32))
+    names = [feed.name for feed in feeds_for(runner)]
+    for length in (8, 32):
+        for kind in ("full", "one token in", "one short of", "border after"):
+            assert f"{kind} {length}" in names
+    assert {"stepwise", "second turn", "context filled"} <= set(names)
+
+
+def test_the_runtimes_plan() -> None:
+    assert runtime_plan(257, (8, 32, 128), 0, 1280) == (
+        Prefill(128, 128),
+        Prefill(128, 128),
+        Prefill(1, 8),
+    )
+    assert runtime_plan(3, (1, 8), 0, 64) == (Prefill(1, 1),) * 3
+    assert runtime_plan(20, (16,), 40, 64) == (Prefill(16, 16),)
+    assert greedy_feed("p", 5, (8,), 64).parts == (Prefill(4, 8), Steps(1))
+
+
+def test_a_text_too_short_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot fill 64 slots"):
+        observe_all(CachedLlama(WEIGHTS, UNTIED), TEXT[:-1])
+
+
+def test_nan_is_red(reference: ReferenceRunner) -> None:
+    class Broken(CachedLlama):
+        def step(self, token: int, position: int) -> np.ndarray:
+            logits = super().step(token, position)
+            logits[3] = np.nan
+            return logits
+
+    observed = observe_all(Broken(WEIGHTS, UNTIED), TEXT)
+    checks = check_against_reference(observed, reference, TEXT, LIMIT)
+    assert not any(check.passed for check in checks if check.limit is not None)
