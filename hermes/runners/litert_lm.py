@@ -6,6 +6,8 @@ What litert-lm-api 0.18.1 gives, observed:
 - `run_prefill` of a list feeds its pieces tokenized one by one.
 - `get_benchmark_info` (engine created with enable_benchmark) counts what was really fed: the
   prompt's tokens with the start token, and the decoded tokens with the stop token.
+- With a start token, a prompt that begins with its spelling gets both: the token, then the spelling
+  as one id, then the rest tokenized as a text of its own.
 - A conversation's `token_count` is the sum of both over all turns.
 - `render_message_to_string` renders preface and message together before the first message is sent.
 - A template that fails renders as '' and makes `send_message` raise; the log has the reason.

@@ -12,10 +12,10 @@ from tiny_llama import tiny_config, tiny_weights
 
 @pytest.fixture(scope="session")
 def tiny_flatbuffer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The untied tiny model: context 64, prefill 8 and 16."""
+    """The untied tiny model: context 64, prefill 8."""
     config = tiny_config(tie_word_embeddings=False)
     target = tmp_path_factory.mktemp("flatbuffer") / "tiny.tflite"
-    return write_flatbuffer(tiny_weights(config), config, target, context=64, prefill=(8, 16))
+    return write_flatbuffer(tiny_weights(config), config, target, context=64, prefill=(8,))
 
 
 @pytest.fixture(scope="session")

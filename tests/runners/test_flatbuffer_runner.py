@@ -7,7 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_llama import GREEDY_UNTIED, PROMPT_IDS, hermes_config, reference_logits, tiny_config
+from cached_llama import greedy
+from tiny_llama import (
+    GREEDY_UNTIED,
+    PROMPT_IDS,
+    hermes_config,
+    reference_greedy,
+    reference_logits,
+    tiny_config,
+)
 from tiny_llama import tiny_weights as weights_of
 
 from hermes.errors import BadInputError, NativeToolError
@@ -26,13 +34,13 @@ def runner(tiny_flatbuffer: Path) -> Iterator[FlatbufferRunner]:
 
 def test_the_file_describes_itself(runner: FlatbufferRunner) -> None:
     found = {item.name: item for item in runner.signatures}
-    for want in build_signatures(hermes_config(UNTIED), 64, [8, 16]):
+    for want in build_signatures(hermes_config(UNTIED), 64, [8]):
         got = found.pop(want.name)
         assert got.length == want.length
         assert set(got.inputs) == set(want.inputs)
         assert set(got.outputs) == set(want.outputs)
     assert not found
-    assert (runner.capacity, runner.vocab_size, runner.prefill_lengths) == (64, 128, (8, 16))
+    assert (runner.capacity, runner.vocab_size, runner.prefill_lengths) == (64, 128, (8,))
 
 
 def test_stepwise_equals_the_reference(runner: FlatbufferRunner) -> None:
@@ -42,8 +50,8 @@ def test_stepwise_equals_the_reference(runner: FlatbufferRunner) -> None:
 
 def test_prefill_and_a_stale_cache(runner: FlatbufferRunner) -> None:
     list(runner.score(list(range(64, 128))))  # fill every slot with another text
-    for length, count in ((8, 5), (8, 8), (16, 8), (16, 11)):
-        runner.prefill(PROMPT_IDS[:count], 0, length)
+    for count in (1, 5, 8):
+        runner.prefill(PROMPT_IDS[:count], 0, 8)
         got = runner.step(PROMPT_IDS[count], count)
         assert np.abs(got - WANT[count]).max() < 1e-4
 
@@ -57,6 +65,13 @@ def test_greedy_answer_of_the_failure_reports(runner: FlatbufferRunner) -> None:
         token = int(runner.step(token, position).argmax())
         answer.append(token)
     assert answer == GREEDY_UNTIED
+
+
+def test_prompts_shorter_than_the_bucket(runner: FlatbufferRunner) -> None:
+    assert greedy(runner, PROMPT_IDS[:5], 8, 8) == [42, 123, 54, 94, 94, 88, 86, 36]
+    for count in (1, 8, 9):
+        want = reference_greedy(weights_of(UNTIED), UNTIED, PROMPT_IDS[:count], 8)
+        assert greedy(runner, PROMPT_IDS[:count], 8, 8) == want
 
 
 def test_inputs_as_the_runtime_fills_them() -> None:

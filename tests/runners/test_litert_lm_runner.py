@@ -61,6 +61,15 @@ def test_a_start_token_is_fed_and_counted(tiny_flatbuffer: Path, tmp_path: Path)
     assert got.text == PIECES.decode(reference_greedy(WEIGHTS, UNTIED, [1, *ids], 6))
 
 
+def test_a_printed_start_token_is_doubled(tiny_flatbuffer: Path, tmp_path: Path) -> None:
+    bundle = write_bundle(tiny_flatbuffer, tmp_path / "double.litertlm", start_id=1)
+    with LiteRtLmRunner(bundle) as runner:
+        got = runner.generate("<s>hi", 8)
+    ids = [1, 1, *PIECES.encode("hi")]
+    assert got.prompt_tokens == len(ids)
+    assert got.text == PIECES.decode(reference_greedy(WEIGHTS, UNTIED, ids, 8))
+
+
 def test_a_conversation_of_two_turns(runner: LiteRtLmRunner) -> None:
     system = {"role": "system", "content": [{"type": "text", "text": "be"}]}
     first, second = runner.chat(["hi", "and"], 6, preface=[system])
