@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,8 +31,15 @@ class SentencePieceTokenizer:
     kind: Literal["sentencepiece"] = "sentencepiece"
 
     def __post_init__(self) -> None:
-        if self.vocab_size < 1:
-            raise BadInputError(f"{self.origin}: the SentencePiece model has no pieces")
+        try:
+            pieces = self.pieces
+        except (UnicodeDecodeError, LookupError, AssertionError, struct.error) as error:
+            raise BadInputError(f"{self.origin}: damaged SentencePiece model: {error}") from error
+        if not 0 < self.vocab_size == len(pieces):
+            raise BadInputError(
+                f"{self.origin}: the SentencePiece model has {self.vocab_size} loaded and "
+                f"{len(pieces)} stored pieces"
+            )
 
     @cached_property
     def _processor(self) -> SentencePieceProcessor:
@@ -66,6 +74,7 @@ class SentencePieceTokenizer:
     @cached_property
     def pieces(self) -> list[Piece]:
         """The vocabulary with scores and kinds, in id order."""
+        _ = self._processor  # the library refuses what is no model before the bytes are walked
         return decode_pieces(self.data)
 
     @cached_property
