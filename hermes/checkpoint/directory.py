@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hermes.checkpoint.json_file import read_json_object
+from hermes.checkpoint.sharded import weight_map_of
 from hermes.errors import BadInputError
 
 TOKENIZER_FILES = (
@@ -83,7 +84,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _passed_over(folder: Path, used: Path) -> list[str]:
     """Other weight files are named, so that nobody thinks they were mixed in."""
-    listed = set(read_json_object(used)["weight_map"].values()) if used.suffix == ".json" else set()  # type: ignore[attr-defined]
+    listed = set(weight_map_of(used).values()) if used.suffix == ".json" else set[str]()
     strays = [
         path.name for path in _weight_files(folder) if path != used and path.name not in listed
     ]

@@ -15,6 +15,7 @@ from hermes.errors import BadInputError, UnsupportedModelError
 if TYPE_CHECKING:
     from torch import Tensor
 
+_SLICE = 2**20  # elements
 _PLAIN = {
     "F64": "float64",
     "F32": "float32",
@@ -99,22 +100,34 @@ def _tensor(path: Path, info: TensorInfo, kind: tuple[str, int, int], offset: in
     if name in _PLAIN:
         return file_tensor(info.name, path, offset, info.shape, _PLAIN[name])
     origin = f"{path.name}: {info.name}"
-    row_bytes = math.prod(info.shape[1:]) // block * size if len(info.shape) > 1 else 0
+    # A vector is one row of blocks, and a slice of it may cut a block.
+    matrix = len(info.shape) > 1
+    row_shape = info.shape[1:] if matrix else info.shape
+    row_bytes = math.prod(row_shape) // block * size
 
     def read(start: int, stop: int) -> Tensor:
-        import numpy
-        import torch
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-
-        if len(info.shape) < 2:  # one row of blocks; a slice of it may cut a block
-            data = read_bytes(path, offset, info.shape[0] // block * size, origin)
-        else:
-            data = read_bytes(path, offset + start * row_bytes, (stop - start) * row_bytes, origin)
-        blocks = numpy.frombuffer(data, dtype=numpy.uint8).reshape(-1, size)
-        values = torch.from_numpy(dequantize(blocks, GGMLQuantizationType[name]))
-        if len(info.shape) < 2:
-            return values.reshape(-1)[start:stop]
-        return values.reshape(stop - start, *info.shape[1:])
+        first, last = (start, stop) if matrix else (0, 1)
+        data = read_bytes(path, offset + first * row_bytes, (last - first) * row_bytes, origin)
+        values = _dequantized(data, name, block, size)
+        return values.reshape(last - first, *row_shape) if matrix else values[start:stop]
 
     return LazyTensor(info.name, info.shape, name, origin, read, (str(path), offset))
+
+
+def _dequantized(data: bytearray, kind: str, block: int, size: int) -> Tensor:
+    """Float32 values of all blocks, in slices that keep the temporaries small."""
+    import numpy
+    import torch
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    blocks = numpy.frombuffer(data, dtype=numpy.uint8).reshape(-1, size)
+    values = numpy.empty(len(blocks) * block, dtype=numpy.float32)
+    step = max(1, _SLICE // block)
+    for start in range(0, len(blocks), step):
+        # One long row: the package works through rows in groups of 16, slow for short ones.
+        row = blocks[start : start + step].reshape(1, -1)
+        values[start * block : start * block + len(row[0]) // size * block] = dequantize(
+            row, GGMLQuantizationType[kind]
+        ).reshape(-1)
+    return torch.from_numpy(values)

@@ -22,7 +22,7 @@ def open_sharded(
         BadInputError: a damaged index, entries outside its folder, missing or damaged files,
             names that a file does not hold; all at once.
     """
-    weight_map = _weight_map(index)
+    weight_map = weight_map_of(index)
     files = list(dict.fromkeys(weight_map.values()))
     shards: dict[str, dict[str, LazyTensor]] = {}
     problems: list[str] = []
@@ -52,7 +52,8 @@ def open_sharded(
     return tensors, extra
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+def weight_map_of(index: Path) -> dict[str, str]:
+    """The index's map from tensor name to file name."""
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadInputError(

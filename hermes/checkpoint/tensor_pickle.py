@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -88,6 +89,9 @@ _STORAGE_DTYPES = {
     "BoolStorage": "bool",
     "ComplexFloatStorage": "complex64",
     "ComplexDoubleStorage": "complex128",
+    "QInt8Storage": "int8",
+    "QUInt8Storage": "uint8",
+    "QInt32Storage": "int32",
     "UntypedStorage": None,
 }
 
@@ -127,6 +131,8 @@ class TensorUnpickler(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> object:
         """A constructor of ours in the place of the named global; fresh for every pickle."""
+        # Protocol 2, which torch.save uses, writes the names that Python 2 had.
+        module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
         path = f"{module}.{name}"
         if path not in self._classes:
             self._classes[path] = _constructor(module, name)
@@ -275,7 +281,6 @@ _CALLS: dict[str, Callable[..., object]] = {
     "collections.defaultdict": _default_dict,
     "builtins.dict": dict,
     "builtins.set": set,
-    "__builtin__.set": set,
     "torch.Size": tuple,
     "torch._utils._rebuild_tensor": _rebuild_tensor,
     "torch._utils._rebuild_tensor_v2": _rebuild_tensor,
