@@ -1,0 +1,119 @@
+"""Reports and inspections on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from hermes.report.check import Report
+from hermes.report.wording import limit, mark, number, rung, size, skipped
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PLAIN_WIDTH = 150
+_DETAIL_LENGTH = 110
+
+
+def print_report(report: Report, stream: TextIO | None = None) -> None:
+    """Verdict, then every rung with its values and limits, then what was not run."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console = _console(stream)
+    colour = "green" if report.passed else "red" if report.checks else "yellow"
+    console.print(Text(report.verdict, style=f"bold {colour}"))
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "check", "value", "limit", "detail"):
+        right = heading in ("value", "limit")
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    for index, checks in report.rungs():
+        table.add_row("", Text(f"rung {rung(index)}", style="bold"))
+        for check in checks:
+            red = not check.passed
+            detail = check.detail if red else _shortened(check.detail)
+            cells = [mark(check), f"  {check.name}", number(check.value), limit(check), detail]
+            table.add_row(*(Text(cell, style="red" if red else "") for cell in cells))
+    if report.checks:
+        console.print(table)
+    for line in skipped(report):
+        console.print(Text(line, style="yellow"))
+
+
+def print_inspection(facts: Mapping[str, Any], stream: TextIO | None = None) -> None:
+    """What `hermes inspect` found in a bundle."""
+    console = _console(stream)
+    line = f"{facts['path']}: {size(facts['bytes'])}, format {facts['version']}"
+    console.print(line, markup=False, highlight=False)
+    _print_table(
+        console,
+        ("section", "offset", "bytes", "sha256"),
+        [(s["kind"], s["offset"], s["bytes"], s["sha256"]) for s in facts["sections"]],
+    )
+    _print_table(console, ("metadata", "value"), list(facts["metadata"].items()))
+    prompt = [(name.replace("_", " "), value) for name, value in facts["prompt"].items()]
+    _print_table(console, ("prompt", "value"), prompt)
+    for model in facts["models"]:
+        _print_table(
+            console,
+            ("signature", "tensor", "type", "shape"),
+            [row for entry in model["signatures"] for row in _signature_rows(entry)],
+        )
+        constants = [
+            (form, group["tensors"], size(group["bytes"]))
+            for form, group in model["constants"].items()
+        ]
+        _print_table(console, ("constants", "tensors", "size"), constants)
+
+
+def _signature_rows(entry: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Inputs and outputs; of the cache only the first tensor, since all are alike."""
+    rows: list[tuple[str, str, str, str]] = []
+    name = str(entry["name"])
+    for direction, tensors in (("in", entry["inputs"]), ("out", entry["outputs"])):
+        cache = [tensor for tensor in tensors if tensor["name"].startswith("kv_cache_")]
+        others = [tensor for tensor in tensors if tensor not in cache]
+        for tensor in [*others, *cache[:1]]:
+            more = f" and {len(cache) - 1} more" if tensor in cache and len(cache) > 1 else ""
+            label = f"{direction} {tensor['name']}{more}"
+            rows.append((name, label, tensor["type"], str(tensor["shape"])))
+            name = ""
+    return rows
+
+
+def _print_table(
+    console: Console, headings: Sequence[str], rows: Sequence[Sequence[object]]
+) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        right = heading in ("offset", "bytes", "tensors", "size")
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    console.print()
+    console.print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
+
+
+def _shortened(detail: str) -> str:
+    return detail if len(detail) <= _DETAIL_LENGTH else detail[: _DETAIL_LENGTH - 3] + "..."
+
+
+def _console(stream: TextIO | None) -> Console:
+    from rich.console import Console
+
+    target = stream or sys.stdout
+    return Console(file=target, width=None if target.isatty() else _PLAIN_WIDTH)
