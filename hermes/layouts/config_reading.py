@@ -47,6 +47,11 @@ def read_config(config: Mapping[str, object], origin: str) -> Facts:
     read_rotary(config, origin, facts)
     _read_window(config, origin, facts)
     _check_model_type(config, origin, facts)
+    if facts.family == "nanovlm":
+        facts.warnings.append(
+            "nanoVLM's code divides all rotary frequencies anew with every position past "
+            "lm_max_position_embeddings; that is not static, so contexts end there"
+        )
     for word, value in config.items():
         _account(word, value, origin, facts)
     return facts

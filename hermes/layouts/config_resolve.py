@@ -95,6 +95,7 @@ def resolve(facts: Facts, evidence: Evidence, layout: Layout) -> Resolved:
     for name, (value, source) in facts.values.items():
         if name in known:
             result.values[name], result.sources[name] = value, source
+    _constants(result, layout)
     _sizes(result, evidence)
     _heads(result, evidence)
     _flags(result, evidence)
@@ -116,6 +117,20 @@ def resolve(facts: Facts, evidence: Evidence, layout: Layout) -> Resolved:
 
 def _hint(layout: Layout, name: str) -> str:
     return f"; {layout.title}'s code has {layout.hints[name]}" if name in layout.hints else ""
+
+
+def _constants(result: Resolved, layout: Layout) -> None:
+    """What the layout's own training code never reads from a configuration."""
+    for name, constant in layout.constants.items():
+        said = result.values.get(name)
+        if said is None:
+            result.values[name] = constant
+            result.sources[name] = f"constant in the code of {layout.title}"
+        elif said != constant:
+            result.warnings.append(
+                f"{name} {said} from {result.sources[name]} is used; the published code of "
+                f"{layout.title} always computes with {constant}"
+            )
 
 
 def _sizes(result: Resolved, evidence: Evidence) -> None:

@@ -21,9 +21,17 @@ _HARMLESS = (
     (r"(.*\.)?position_ids", "position numbers"),
     (r"(.*\.)?masked_bias", "a constant of the mask"),
 )
+_REFUSED = (
+    (
+        r"(.*\.)?(vision_(encoder|tower|model)|visual|multi_modal_projector|mm_projector|MP"
+        r"|image_newline|connector|modality_projector)(\..*)?",
+        "part of a vision-language model; bring its language model alone",
+    ),
+    (r"(.*\.)?(score|classifier|v_head|value_head)\..*", "a head that is not a language model's"),
+)
 TABLES = re.compile(
     r"(.*\.)?(inv_freq|original_inv_freq|(rope_|freqs_)?(cos|sin)(_cached|_table)?|freqs_cis"
-    r"|rope_freqs\.weight)$"
+    r"|rope_freqs\.weight|rope\.freqs)$"
 )
 MASKS = re.compile(r"(.*\.)?(mask|causal_mask|attn_mask|attention_mask|tril|attn\.bias|bias_mask)$")
 
@@ -45,7 +53,7 @@ def sort_leftovers(
     """Give every unused name a reason to be left out, or none."""
     result = Leftovers()
     for name in names:
-        refusal = _reason(name, layout.refused)
+        refusal = _reason(name, (*layout.refused, *_REFUSED))
         harmless = _reason(name, (*layout.ignored, *_HARMLESS))
         if refusal:
             result.refused.append(f"{name}: {refusal}")

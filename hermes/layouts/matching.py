@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hermes.errors import BadInputError, UsageError
+from hermes.errors import BadInputError, UnsupportedModelError, UsageError
 from hermes.layouts.table import Layout, Rule, template
+from hermes.layouts.unsupported import unsupported_layout
 
 # Below this share of known names a file is not of any layout, and a list of missing names no help.
 _LEAST_SHARE = 0.3
@@ -113,6 +114,13 @@ def choose(
 
 
 def _refuse_unknown(names: Sequence[str], known: Sequence[str], best: Match) -> None:
+    foreign = unsupported_layout(names)
+    if foreign:
+        raise UnsupportedModelError(
+            f"these are the tensors of {foreign[0]}: {foreign[1]}",
+            expected=f"a Llama-type model in one of the layouts {', '.join(known)}",
+            todo="Hermes does not compute this; bring a Llama-type model",
+        )
     forms = Counter(template(name) for name in names)
     raise BadInputError(
         f"the tensors' names belong to no known layout; {len(best.found)} of {len(names)} are "

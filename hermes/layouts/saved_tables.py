@@ -29,7 +29,7 @@ def table_problem(tensor: LazyTensor, config: HermesConfig) -> str | None:
             f"{tensor.name} has rows of {tensor.shape[-1]}, head_dim {config.head_dim} wants "
             f"{half} or {2 * half}"
         )
-    if "inv_freq" in kind:
+    if "inv_freq" in kind or kind == "freqs":
         seen, wanted = tensor.read().flatten(), _frequencies(config)
     else:
         seen, wanted = _saved_rows(tensor, kind, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,7 +65,8 @@ class _View:
             for (template, _), name in self.found.found.items()
             if template == source and len(self.tensors[name].shape) == rank
         )
-        return shapes.most_common(1)[0][0] if shapes else None
+        # Of equally common shapes the larger: placeholders and cut tensors are the smaller ones.
+        return max(shapes, key=lambda shape: (shapes[shape], math.prod(shape)), default=None)
 
     def shape(self, target: str, rank: int) -> tuple[int, ...] | None:
         rule = self.found.rule_of(target)

@@ -39,7 +39,8 @@ class Layout:
         model_types: the configuration's model types that tell it from tables of the same names.
         ignored: (pattern of a whole name, reason) of entries that carry no weights.
         refused: (pattern of a whole name, reason) of entries whose maths we lack.
-        hints: values of fields that its code fixes and its config does not name.
+        constants: fields that its training code fixes and its configuration does not name.
+        hints: values that its code usually has, shown when a field is asked for.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Layout:
     model_types: tuple[str, ...] = ()
     ignored: tuple[tuple[str, str], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
+    constants: Mapping[str, object] = field(default_factory=dict)
     hints: Mapping[str, object] = field(default_factory=dict)
 
     def sources(self) -> dict[str, Rule]:
