@@ -72,7 +72,10 @@ class ExportableRunner:
         logits: Logits = outputs["logits"][0, 0].numpy()
         return logits
 
-    def close(self) -> None:
+    def __enter__(self) -> ExportableRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Nothing to release; runners that own a process do."""
 
     def _run(

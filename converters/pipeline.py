@@ -1,0 +1,274 @@
+"""From a checkpoint to a published bundle: the arrows of the design, in order."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import hermes
+from converters.bind import BoundWeight, bind_weights
+from converters.bundle import BundleSpec, Section, read_bundle, write_bundle
+from converters.graph import Graph, obtain_graph
+from converters.proof import ProofOptions, prove
+from converters.publish import publish
+from converters.source import Source, SourceOptions, choose_recipe, open_source
+from hermes.errors import VerificationError
+from hermes.progress import OnProgress, Progress, silent
+from hermes.recipe import Recipe
+from hermes.report.check import Report
+from hermes.signatures import graph_weights
+
+RECIPE_KEY = "hermes_recipe"
+_PACKAGES = (
+    "torch",
+    "litert-torch",
+    "litert-converter",
+    "ai-edge-litert",
+    "ai-edge-quantizer",
+    "litert-lm-builder",
+    "litert-lm-api",
+)
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """One conversion.
+
+    Attributes:
+        source: where the model comes from.
+        target: the bundle to write.
+        recipe: name or TOML file.
+        context: slots of the cache; the recipe's if None.
+        prefill: prefill lengths; the recipe's if empty.
+        force: replace an existing bundle.
+        verify: climb the ladder before publishing.
+        keep_graph: use and fill the cache of graphs.
+        proof: texts and threads of the ladder.
+    """
+
+    source: SourceOptions
+    target: Path
+    recipe: str = "int8"
+    context: int | None = None
+    prefill: tuple[int, ...] = ()
+    force: bool = False
+    verify: bool = True
+    keep_graph: bool = True
+    proof: ProofOptions = field(default_factory=ProofOptions)
+
+
+@dataclass
+class Stages:
+    """Wall time of each stage, seconds."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the time of the block to the stage's."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            spent = time.monotonic() - started
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + spent, 3)
+
+
+def convert(options: ConvertOptions, on_progress: OnProgress = silent) -> Report:
+    """Build, prove and publish the bundle.
+
+    Returns:
+        The report of a published bundle.
+
+    Raises:
+        VerificationError: a rung is red; nothing is published. The report is its `report`.
+        HermesError: anything else that stops the conversion; nothing is published.
+    """
+    stages = Stages()
+    with publish(options.target, options.force) as part, _work_folder(options.target) as work:
+        with stages.timed("open"):
+            on_progress(Progress("opening the checkpoint"))
+            source = open_source(options.source)
+            recipe = choose_recipe(options.recipe, source, options.context, options.prefill)
+        graph, bound = _build(source, recipe, options, part, work, stages, on_progress)
+        report = Report()
+        if options.verify:
+            with stages.timed("verify"):
+                outcome = prove(source, recipe, graph, part, work, options.proof, on_progress)
+            report = outcome.report
+        report.facts.update(
+            describe_source(source),
+            recipe=recipe.to_dict(),
+            graph={"made": graph.made, "reason": graph.reason, "seconds": round(graph.seconds, 3)},
+            weights=_summary(bound),
+            bundle=_describe_bundle(part, options.target),
+            seconds=stages.seconds,
+            peak_memory=max(own_peak_memory(), graph.peak_memory),
+            machine=describe_machine(),
+        )
+        if options.verify:
+            if outcome.died is not None:
+                raise outcome.died
+            raise_if_red(report)
+        else:
+            report.facts["unverified"] = True
+    return report
+
+
+def raise_if_red(report: Report) -> None:
+    """End with exit code 6 if a check is red."""
+    if not report.passed:
+        raise RedReportError(report)
+
+
+class RedReportError(VerificationError):
+    """A red rung, with the whole report."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        red = [check for check in report.checks if not check.passed]
+        super().__init__(
+            report.verdict,
+            problems=[
+                f"rung {c.rung}: {c.name}: {c.value} (limit {c.limit}) {c.detail}" for c in red[:10]
+            ],
+            todo="the lowest red rung is the cause; nothing was published",
+        )
+
+
+def _build(
+    source: Source,
+    recipe: Recipe,
+    options: ConvertOptions,
+    part: Path,
+    work: Path,
+    stages: Stages,
+    on_progress: OnProgress,
+) -> tuple[Graph, tuple[BoundWeight, ...]]:
+    """Graph, weights, bundle; the bundle goes to `part`."""
+    config = source.mapped.config
+    model = work / "model.tflite"
+    with stages.timed("graph"):
+        on_progress(Progress("making the graph"))
+        graph = obtain_graph(config, recipe.export, recipe.graph, work, keep=options.keep_graph)
+    with stages.timed("weights"):
+        total = len(graph_weights(config, recipe.graph))
+        done = 0
+
+        def on_weight(name: str, _: int) -> None:
+            nonlocal done
+            done += 1
+            on_progress(Progress("writing the weights", done, total, "tensors", name))
+
+        bound = bind_weights(graph.path, config, recipe, source.mapped.weights, model, on_weight)
+    with stages.timed("bundle"):
+        on_progress(Progress("writing the bundle"))
+        spec = BundleSpec(
+            model=model,
+            tokenizer=source.tokenizer,
+            contract=source.contract,
+            max_num_tokens=recipe.export.context,
+            metadata={"hermes_version": hermes.__version__, RECIPE_KEY: recipe.name},
+            suppress_tokens=source.suppressed,
+        )
+        write_bundle(spec, part)
+        model.unlink()
+    return graph, bound
+
+
+@contextmanager
+def _work_folder(target: Path) -> Iterator[Path]:
+    """A folder for intermediate files on the target's disk, gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix=".hermes-", dir=target.resolve().parent) as folder:
+        yield Path(folder)
+
+
+def describe_source(source: Source) -> dict[str, Any]:
+    """Facts about the checkpoint for the report."""
+    mapped, contract = source.mapped, source.contract
+    return {
+        "checkpoint": str(source.checkpoint.path),
+        "layout": {"name": mapped.layout, "evidence": mapped.evidence},
+        "config": {
+            name: {"value": value, "source": mapped.config_sources.get(name, "")}
+            for name, value in mapped.config.to_dict().items()
+        },
+        "keys": {
+            "used": len(mapped.used),
+            "ignored": [list(entry) for entry in mapped.ignored],
+            "warnings": mapped.warnings,
+            "notes": source.checkpoint.notes,
+        },
+        "prompt": {
+            "tokenizer": source.tokenizer.kind,
+            "start_token": contract.start_token_id,
+            "stop_tokens": {str(token): names for token, names in contract.stop_sources.items()},
+            "suppressed": len(source.suppressed),
+            "notes": contract.notes,
+        },
+    }
+
+
+def describe_machine() -> dict[str, Any]:
+    """Versions and processor."""
+    return {
+        "hermes": hermes.__version__,
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+    }
+
+
+def own_peak_memory() -> int:
+    """Largest resident size of this process and of any child that has ended, bytes."""
+    scopes = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return max(resource.getrusage(scope).ru_maxrss for scope in scopes) * 1024
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _summary(bound: tuple[BoundWeight, ...]) -> dict[str, dict[str, int]]:
+    """Stored form -> number of weights and bytes."""
+    groups: dict[str, dict[str, int]] = {}
+    for weight in bound:
+        whole = weight.stored == "float32"
+        stored = weight.stored if whole else f"{weight.stored} per {weight.granularity}"
+        group = groups.setdefault(stored, {"weights": 0, "bytes": 0})
+        group["weights"] += 1
+        group["bytes"] += weight.size
+    return groups
+
+
+def _describe_bundle(part: Path, target: Path) -> dict[str, Any]:
+    opened = read_bundle(part)
+    with part.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {
+        "path": str(target),
+        "bytes": opened.size,
+        "sha256": digest,
+        "sections": [_section(section) for section in opened.sections],
+    }
+
+
+def _section(section: Section) -> dict[str, Any]:
+    return {k: v for k, v in asdict(section).items() if k != "entries"}

@@ -1,0 +1,69 @@
+"""Verify a finished bundle against the checkpoint it was made from."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from converters.bundle import Bundle, extract_section, read_bundle
+from converters.graph import obtain_graph
+from converters.pipeline import RECIPE_KEY, describe_machine, describe_source
+from converters.proof import ProofOptions, prove
+from converters.source import SourceOptions, open_source
+from hermes.errors import BadInputError, NativeToolError
+from hermes.progress import OnProgress, Progress, silent
+from hermes.recipe import ExportShapes, Recipe, load_recipe, recipe_names
+from hermes.report.check import Report
+from hermes.runners.flatbuffer import FlatbufferRunner
+
+
+def verify_bundle(
+    bundle: Path,
+    options: SourceOptions,
+    recipe: str | None,
+    proof: ProofOptions,
+    on_progress: OnProgress = silent,
+) -> tuple[Report, NativeToolError | None]:
+    """Climb the ladder with a bundle that may come from anywhere.
+
+    Args:
+        bundle: the .litertlm file.
+        options: the checkpoint.
+        recipe: whose limits to hold; the one the bundle names if None, `int8` if it names none.
+        proof: texts and threads.
+        on_progress: told what is running.
+
+    Returns:
+        The report, and the death of a native library if there was one.
+    """
+    on_progress(Progress("opening bundle and checkpoint"))
+    opened = read_bundle(bundle)
+    source = open_source(options)
+    with tempfile.TemporaryDirectory(prefix="hermes-verify-") as folder:
+        work = Path(folder)
+        chosen = _recipe_of(opened, recipe, work)
+        on_progress(Progress("making the graph"))
+        graph = obtain_graph(source.mapped.config, chosen.export, chosen.graph, work)
+        outcome = prove(source, chosen, graph, bundle, work, proof, on_progress)
+    outcome.report.facts.update(
+        describe_source(source),
+        recipe=chosen.to_dict(),
+        bundle={"path": str(bundle), "bytes": opened.size},
+        machine=describe_machine(),
+    )
+    return outcome.report, outcome.died
+
+
+def _recipe_of(bundle: Bundle, name: str | None, work: Path) -> Recipe:
+    """The recipe with the shapes that the bundle really has."""
+    named = str(bundle.metadata.get(RECIPE_KEY, "int8"))
+    recipe = load_recipe(name or (named if named in recipe_names() else "int8"))
+    model = work / "model.tflite"
+    extract_section(bundle, bundle.section("TFLiteModel"), model)
+    with FlatbufferRunner(model) as runner:
+        context, lengths = runner.capacity, runner.prefill_lengths
+    model.unlink()
+    if not lengths:
+        raise BadInputError(f"{bundle.path}: no prefill signature", expected="at least one")
+    return replace(recipe, export=ExportShapes(context, lengths))

@@ -1,0 +1,200 @@
+"""The command line: parses, calls the converters, prints; exit codes are those of `errors`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hermes.errors import HermesError, UsageError
+
+if TYPE_CHECKING:
+    from hermes.report.check import Report
+
+app = typer.Typer(
+    name="hermes",
+    help="Training checkpoint in, checked LiteRT-LM bundle out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+INTERRUPTED = 130
+
+Checkpoint = Annotated[
+    Path, typer.Argument(help="Checkpoint: .pt .pth .bin .ckpt .safetensors .gguf, or a folder.")
+]
+BundleFile = Annotated[Path, typer.Argument(help="A .litertlm file.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="JSON with the model's configuration.")
+]
+TokenizerPath = Annotated[
+    Path | None,
+    typer.Option("--tokenizer", help="tokenizer.json, tokenizer.model, or their folder."),
+]
+LayoutName = Annotated[str, typer.Option("--layout", help="Layout of the checkpoint, or auto.")]
+Weights = Annotated[
+    str | None, typer.Option("--weights", help="Which weight set of the file: ema, raw, or a key.")
+]
+RecipeName = Annotated[str, typer.Option("--recipe", help="int8, float32, or a .toml file.")]
+Context = Annotated[int | None, typer.Option("--context", help="Slots of the KV cache.")]
+Prefill = Annotated[
+    list[int] | None, typer.Option("--prefill", help="Prefill length; repeat for a ladder.")
+]
+Golden = Annotated[
+    Path | None,
+    typer.Option("--golden", help="input_ids and logits of your training code (.npz .pt)."),
+]
+Text = Annotated[Path | None, typer.Option("--text", help="UTF-8 text for the logit rungs.")]
+ReportFolder = Annotated[
+    Path | None, typer.Option("--report", help="Folder for report.json and report.md.")
+]
+Threads = Annotated[int, typer.Option("--threads", help="Threads of the native kernels.", min=1)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+
+@app.command()
+def convert(
+    checkpoint: Checkpoint,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The bundle to write.")],
+    config: Config = None,
+    tokenizer: TokenizerPath = None,
+    layout: LayoutName = "auto",
+    weights: Weights = None,
+    recipe: RecipeName = "int8",
+    context: Context = None,
+    prefill: Prefill = None,
+    golden: Golden = None,
+    text: Text = None,
+    report: ReportFolder = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Publish without climbing the ladder.")
+    ] = False,
+    threads: Threads = 2,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Turn a training checkpoint into a verified .litertlm bundle."""
+    from converters.pipeline import ConvertOptions, RedReportError
+    from converters.pipeline import convert as run
+    from converters.proof import ProofOptions
+    from converters.source import SourceOptions
+    from hermes.terminal import ProgressDisplay
+
+    options = ConvertOptions(
+        source=SourceOptions(checkpoint, config, tokenizer, layout, weights),
+        target=output,
+        recipe=recipe,
+        context=context,
+        prefill=tuple(prefill or ()),
+        force=force,
+        verify=not no_verify,
+        proof=ProofOptions(text, golden, threads),
+    )
+    try:
+        with ProgressDisplay(quiet=as_json) as progress:
+            result = run(options, progress)
+    except RedReportError as error:
+        _show_report(error.report, report, as_json)
+        raise
+    _show_report(result, report, as_json)
+    if no_verify:
+        print("WARNING: this bundle was NOT VERIFIED (--no-verify)", file=sys.stderr)
+
+
+@app.command()
+def verify(
+    bundle: BundleFile,
+    against: Annotated[Path, typer.Option("--against", help="The checkpoint it was made from.")],
+    config: Config = None,
+    tokenizer: TokenizerPath = None,
+    layout: LayoutName = "auto",
+    weights: Weights = None,
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", help="Whose limits to hold; else the bundle's own.")
+    ] = None,
+    golden: Golden = None,
+    text: Text = None,
+    report: ReportFolder = None,
+    threads: Threads = 2,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Climb the ladder with a finished bundle."""
+    from converters.pipeline import raise_if_red
+    from converters.proof import ProofOptions
+    from converters.source import SourceOptions
+    from converters.verification import verify_bundle
+    from hermes.terminal import ProgressDisplay
+
+    source = SourceOptions(against, config, tokenizer, layout, weights)
+    with ProgressDisplay(quiet=as_json) as progress:
+        result, died = verify_bundle(
+            bundle, source, recipe, ProofOptions(text, golden, threads), progress
+        )
+    _show_report(result, report, as_json)
+    if died is not None:
+        raise died
+    raise_if_red(result)
+
+
+@app.command()
+def inspect(bundle: BundleFile, as_json: AsJson = False, debug: Debug = False) -> None:
+    """Show a bundle's sections, prompt metadata, signatures and quantization."""
+    from converters.inspection import inspect_bundle
+    from hermes.report.tables import print_inspection
+
+    facts = inspect_bundle(bundle)
+    if as_json:
+        print(json.dumps(facts))
+    else:
+        print_inspection(facts)
+
+
+def _show_report(result: Report, folder: Path | None, as_json: bool) -> None:
+    from hermes.report.tables import print_report
+    from hermes.report.writers import write_report
+
+    if folder is not None:
+        write_report(result, folder)
+    if as_json:
+        print(json.dumps(result.to_dict(), allow_nan=False))
+    else:
+        print_report(result)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the `hermes` command."""
+    sys.exit(run_command(app, arguments))
+
+
+def run_command(command: Callable[..., Any], arguments: list[str] | None = None) -> int:
+    """Run the typer app and turn every failure into one message and its exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in given
+    try:
+        code = command(args=given, prog_name="hermes", standalone_mode=False)
+        return int(code or 0)
+    except HermesError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; nothing was published", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        if debug or not hasattr(error, "format_message"):
+            raise
+        # click's own usage errors carry a message and an exit code.
+        print(f"error: {error.format_message()}", file=sys.stderr)
+        return UsageError.exit_code
+
+
+if __name__ == "__main__":
+    main()
