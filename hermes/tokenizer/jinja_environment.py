@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -68,27 +68,18 @@ def chat_environment(now: datetime | None = None) -> ImmutableSandboxedEnvironme
     return environment
 
 
-def render(
-    source: str,
-    messages: Sequence[Message],
-    special_tokens: Mapping[str, str],
-    *,
-    add_generation_prompt: bool = True,
-    marks: set[int] | None = None,
-    now: datetime | None = None,
-) -> str:
-    """The prompt that the template prints for these messages, without tools and documents.
+def compile_template(
+    source: str, *, now: datetime | None = None, marks: set[int] | None = None
+) -> Template:
+    """Parse and compile a template.
 
     Args:
         source: the template.
-        messages: dictionaries with `role` and `content`.
-        special_tokens: `bos_token`, `eos_token` and so on, as far as the tokenizer has them.
-        add_generation_prompt: end with the opening of the assistant's answer.
-        marks: collects the numbers of the instrumented expressions that ran.
         now: what `strftime_now` shows instead of the present.
+        marks: collects the numbers of the instrumented expressions that run.
 
     Raises:
-        jinja2.TemplateError: the template refuses the conversation or fails.
+        jinja2.TemplateSyntaxError: the template is broken.
     """
     environment = chat_environment(now)
     if marks is not None:
@@ -98,7 +89,29 @@ def render(
             return True
 
         environment.globals[MARK] = mark
-    return environment.from_string(source).render(
+    return environment.from_string(source)
+
+
+def render(
+    template: str | Template,
+    messages: Sequence[Message],
+    special_tokens: Mapping[str, str],
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
+    """The prompt that the template prints for these messages, without tools and documents.
+
+    Args:
+        template: its source, or compiled.
+        messages: dictionaries with `role` and `content`.
+        special_tokens: `bos_token`, `eos_token` and so on, as far as the tokenizer has them.
+        add_generation_prompt: end with the opening of the assistant's answer.
+
+    Raises:
+        jinja2.TemplateError: the template refuses the conversation or fails.
+    """
+    compiled = compile_template(template) if isinstance(template, str) else template
+    return compiled.render(
         messages=messages,
         tools=None,
         documents=None,

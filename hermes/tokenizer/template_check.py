@@ -5,21 +5,32 @@ from __future__ import annotations
 import resource
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from hermes.errors import BadInputError, UnsupportedModelError
 from hermes.tokenizer.probes import PROBES, in_parts, turns
 from hermes.tokenizer.template import ChatTemplate
 
+if TYPE_CHECKING:
+    from jinja2 import Template
+
 MEMORY_LIMIT = 768 * 2**20
+# Both forms must see the same clock.
+_NOW = datetime(2024, 7, 9, 15, 4, 5)
 _ANSWER = "the-assistants-answer"
 
 
 def translate_and_compare(original: str, tokens: Mapping[str, str]) -> ChatTemplate:
     """The work of `prepare_chat_template`; call it only in a process of its own."""
-    from jinja2 import TemplateSyntaxError
-
     # The parent's memory limit is polled; an allocation at once must fail by itself.
     resource.setrlimit(resource.RLIMIT_AS, (2 * MEMORY_LIMIT, 2 * MEMORY_LIMIT))
+    return compare(original, tokens)
+
+
+def compare(original: str, tokens: Mapping[str, str]) -> ChatTemplate:
+    """Translate, render both on every probe, and demand equality; without limits."""
+    from jinja2 import TemplateSyntaxError
+
     try:
         return _Comparison(original, tokens).run()
     except TemplateSyntaxError as error:
@@ -40,13 +51,16 @@ class _Comparison:
         self.original = original
         self.tokens = tokens
         self.marks: set[int] = set()
-        self.now = datetime(2024, 7, 9, 15, 4, 5)
+        self.compiled: dict[str, Template] = {}
 
     def run(self) -> ChatTemplate:
         from hermes.tokenizer.jinja_dialect import rewrite
 
+        # Syntax that the runtime lacks is refused before anything is rendered.
+        rewritten = rewrite(self.original, self.tokens, join_parts=True)
         join_parts, notes = self._wants_text()
-        rewritten = rewrite(self.original, self.tokens, join_parts=join_parts)
+        if not join_parts:
+            rewritten = rewrite(self.original, self.tokens, join_parts=False)
         prompts, refusals, problems = {}, {}, []
         for name, messages in PROBES.items():
             given: Sequence[Mapping[str, object]]
@@ -95,21 +109,16 @@ class _Comparison:
     def _render(
         self, source: str, messages: Sequence[Mapping[str, object]], prompted: bool
     ) -> str | _Refused:
-        from jinja2 import TemplateError, TemplateSyntaxError
+        from jinja2 import TemplateError
 
-        from hermes.tokenizer.jinja_environment import render
+        from hermes.tokenizer.jinja_environment import compile_template, render
 
+        if source not in self.compiled:
+            self.compiled[source] = compile_template(source, now=_NOW, marks=self.marks)
         try:
             return render(
-                source,
-                messages,
-                self.tokens,
-                add_generation_prompt=prompted,
-                marks=self.marks,
-                now=self.now,
+                self.compiled[source], messages, self.tokens, add_generation_prompt=prompted
             )
-        except TemplateSyntaxError:
-            raise
         except (TemplateError, TypeError, ValueError, AttributeError, LookupError) as error:
             return _Refused(str(error))
 

@@ -110,7 +110,7 @@ def test_the_runtime_reads_the_same(spec: BundleSpec, tmp_path: Path) -> None:
     assert start == 1
     assert stops == [[2], [300]]
     prompt = [{"role": "user", "content": "hello"}]
-    assert run_in_child("runtime_probe:render", str(target), None, [prompt]) == ["hello"]
+    assert run_in_child("runtime_probe:render", str(target), [None], [prompt]) == [["hello"]]
 
 
 def test_b26_suppressed_tokens_are_never_emitted(flatbuffer: Path, tmp_path: Path) -> None:

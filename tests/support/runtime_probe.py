@@ -43,16 +43,18 @@ def special_ids(bundle: str) -> tuple[int | None, list[list[int]]]:
 
 
 def render(
-    bundle: str, template: str | None, conversations: Sequence[list[dict[str, object]]]
-) -> list[str]:
-    """The runtime's own prompt for the last message after the others; '' where it fails."""
-    engine, prompts = _engine(bundle), []
-    for messages in conversations:
-        try:
-            conversation = engine.create_conversation(  # type: ignore[attr-defined]
-                messages=messages[:-1] or None, chat_template=template
-            )
-            prompts.append(str(conversation.render_message_to_string(messages[-1])))
-        except RuntimeError as error:
-            prompts.append(f"ERROR {error}")
-    return prompts
+    bundle: str, templates: Sequence[str | None], conversations: Sequence[list[dict[str, object]]]
+) -> list[list[str]]:
+    """The runtime's own prompt for the last message after the others; '' where it fails.
+
+    None as a template means the bundle's own. One list per template.
+    """
+    engine = _engine(bundle)
+
+    def prompt(template: str | None, messages: list[dict[str, object]]) -> str:
+        conversation = engine.create_conversation(  # type: ignore[attr-defined]
+            messages=messages[:-1] or None, chat_template=template
+        )
+        return str(conversation.render_message_to_string(messages[-1]))
+
+    return [[prompt(template, messages) for messages in conversations] for template in templates]
