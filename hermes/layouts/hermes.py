@@ -22,5 +22,5 @@ HERMES = Layout(
     rules=decoder_rules(
         embedding="embed_tokens", final_norm="norm", head="lm_head", layer="layers.{}.", **NAMES
     ),
-    families=("hermes", "huggingface"),
+    families=("hermes",),
 )
