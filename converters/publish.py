@@ -36,7 +36,8 @@ def publish(target: Path, force: bool = False) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(target))
     _check_place(target, force)
-    temporary = target.with_name(f".{target.name}.partial")
+    # The ending stays: LiteRT-LM recognises a file by it.
+    temporary = target.with_name(f".{target.stem}.partial{target.suffix}")
     with _signals_as_exceptions():
         lock = _lock(temporary, target)
         try:

@@ -41,6 +41,7 @@ def test_new_target(tmp_path: Path) -> None:
     target = tmp_path / "out.litertlm"
     with publish(target) as temporary:
         assert temporary.parent == tmp_path
+        assert temporary.suffix == ".litertlm"
         temporary.write_bytes(b"new")
         assert not target.exists()
     assert target.read_bytes() == b"new"

@@ -16,6 +16,10 @@ def tokenize(bundle: str, texts: Sequence[str]) -> list[list[int]]:
     return [engine.tokenize(text) for text in texts]  # type: ignore[attr-defined]
 
 
+def tokenize_all(bundles: Sequence[str], texts: Sequence[str]) -> list[list[list[int]]]:
+    return [tokenize(bundle, texts) for bundle in bundles]
+
+
 def detokenize(bundle: str, sequences: Sequence[Sequence[int]]) -> list[str | None]:
     engine, texts = _engine(bundle), []
     for ids in sequences:
@@ -58,3 +62,12 @@ def render(
         return str(conversation.render_message_to_string(messages[-1]))
 
     return [[prompt(template, messages) for messages in conversations] for template in templates]
+
+
+def stream(bundle: str, prompt: str, limit: int = 20) -> list[str]:
+    """The chunks of a streamed greedy answer."""
+    session = _engine(bundle).create_session(  # type: ignore[attr-defined]
+        apply_prompt_template=False, max_output_tokens=limit
+    )
+    session.run_prefill([prompt])
+    return [text for response in session.run_decode_async() for text in response.texts]
