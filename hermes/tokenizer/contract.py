@@ -147,7 +147,7 @@ def _start_by_convention(
     llama = (
         gguf.get("tokenizer.ggml.model") == "llama"
         or gguf.get("tokenizer.ggml.pre") in ("llama3", "llama-v3", "llama-bpe")
-        or tokenizer.kind == "sentencepiece"
+        or tokenizer.begin_id is not None
     )
     if llama and named is not None:
         return named, f"{named}, by the convention of Llama tokenizers; nothing says otherwise"

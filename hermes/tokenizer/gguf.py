@@ -10,8 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 
 from hermes.errors import BadInputError, HermesError, UnsupportedModelError
-from hermes.tokenizer.huggingface import read_tokenizer_json
+from hermes.tokenizer.huggingface import MATCHED, added_token, read_tokenizer_json
 from hermes.tokenizer.interface import Tokenizer
+from hermes.tokenizer.llama_json import as_tokenizer_json, has_json_form
 from hermes.tokenizer.proto import (
     BYTE,
     CONTROL,
@@ -171,7 +172,7 @@ def _byte_level_bpe(metadata: Mapping[str, object], pieces: list[Piece]) -> Toke
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added_token(i, p) for i, p in enumerate(pieces) if p.kind in _MATCHED],
+        "added_tokens": [added_token(i, p) for i, p in enumerate(pieces) if p.kind in MATCHED],
         "normalizer": {"type": "NFC"} if name in _COMPOSED else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": _PRE_TOKENIZERS[name]},
         "post_processor": None,
@@ -191,21 +192,6 @@ def _byte_level_bpe(metadata: Mapping[str, object], pieces: list[Piece]) -> Toke
     }
     data = json.dumps(settings, ensure_ascii=False, separators=(",", ":"))
     return read_tokenizer_json(data.encode("utf-8", "surrogatepass"), _ORIGIN)
-
-
-_MATCHED = (UNKNOWN, CONTROL, USER_DEFINED)
-
-
-def _added_token(token_id: int, piece: Piece) -> _Json:
-    return {
-        "id": token_id,
-        "content": piece.text,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": piece.kind != USER_DEFINED,
-    }
 
 
 def _read_merges(metadata: Mapping[str, object], known: set[str]) -> list[list[str]]:
@@ -254,10 +240,14 @@ def _sentencepiece(metadata: Mapping[str, object], pieces: list[Piece]) -> Token
         remove_extra_whitespaces=metadata.get("tokenizer.ggml.remove_extra_whitespaces") is True,
     )
     try:
-        return SentencePieceTokenizer(data, _ORIGIN)
+        tokenizer = SentencePieceTokenizer(data, _ORIGIN)
     except HermesError as error:
         raise BadInputError(
             f"{_ORIGIN}: the SentencePiece model rebuilt from it does not load",
             problems=[error.found],
             todo="give the original tokenizer.model with --tokenizer",
         ) from error
+    if "tokenizer.chat_template" in metadata and has_json_form(tokenizer):
+        # llama.cpp puts the space before the text behind every special token too.
+        return as_tokenizer_json(tokenizer, prefix_everywhere=True)
+    return tokenizer

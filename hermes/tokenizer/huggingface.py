@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from hermes.errors import BadInputError, UnsupportedModelError
+from hermes.tokenizer.proto import CONTROL, UNKNOWN, USER_DEFINED, Piece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
@@ -48,6 +49,9 @@ _NESTED = {
     "decoder": "decoders",
 }
 
+# Kinds of vocabulary entries that become added tokens, which count in text.
+MATCHED = (UNKNOWN, CONTROL, USER_DEFINED)
+
 
 @dataclass(frozen=True)
 class HuggingFaceTokenizer:
@@ -60,6 +64,8 @@ class HuggingFaceTokenizer:
     data: bytes
     origin: str
     kind: Literal["huggingface"] = "huggingface"
+    begin_id: int | None = None
+    end_id: int | None = None
 
     def __post_init__(self) -> None:
         if self.vocab_size < 1:
@@ -102,14 +108,6 @@ class HuggingFaceTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         return {str(token.content): int(token_id) for token_id, token in added.items()}
 
-    @property
-    def begin_id(self) -> None:
-        return None
-
-    @property
-    def end_id(self) -> None:
-        return None
-
     def leading_ids(self) -> list[int]:
         plain = self.encode("a")
         processed = list(self._tokenizer.encode("a").ids)
@@ -139,6 +137,19 @@ def read_tokenizer_json(data: bytes, origin: str) -> HuggingFaceTokenizer:
         settings = {**settings, "truncation": None, "padding": None}
         data = json.dumps(settings, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     return HuggingFaceTokenizer(data, origin)
+
+
+def added_token(token_id: int, piece: Piece) -> dict[str, object]:
+    """An entry of the section `added_tokens`."""
+    return {
+        "id": token_id,
+        "content": piece.text,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": piece.kind != USER_DEFINED,
+    }
 
 
 def parse(data: bytes, origin: str) -> dict[str, object]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from hermes.errors import BadInputError
 from hermes.tokenizer.huggingface import read_tokenizer_json
 from hermes.tokenizer.interface import Tokenizer
+from hermes.tokenizer.llama_json import as_tokenizer_json, has_json_form
 from hermes.tokenizer.sentencepiece import SentencePieceTokenizer
 
 JSON_NAME = "tokenizer.json"
@@ -42,7 +43,8 @@ def open_tokenizer(files: Mapping[str, Path] | Path) -> Tokenizer:
 
     Both hold the same vocabulary where both exist, but only tokenizer.json has the tokens that
     were added later (chat markers). Added tokens listed beside a lone SentencePiece model become
-    user-defined symbols of it.
+    user-defined symbols of it. Where there is a chat template too, the model becomes a
+    tokenizer.json whose special tokens count in text.
 
     Raises:
         BadInputError: nothing usable among the files, or a damaged file.
@@ -57,7 +59,7 @@ def open_tokenizer(files: Mapping[str, Path] | Path) -> Tokenizer:
         if name in files:
             path = files[name]
             tokenizer = SentencePieceTokenizer(_read(path), str(path))
-            return _with_added_tokens(tokenizer, files)
+            return _for_chat(_with_added_tokens(tokenizer, files), files)
     raise BadInputError(
         f"no tokenizer among: {', '.join(sorted(files)) or 'no files'}",
         expected=f"{JSON_NAME} or a SentencePiece model ({', '.join(MODEL_NAMES)})",
@@ -122,3 +124,16 @@ def _with_added_tokens(
             todo="write a tokenizer.json with save_pretrained and use that",
         )
     return tokenizer.extended([text for _, text in new]) if new else tokenizer
+
+
+def _for_chat(tokenizer: SentencePieceTokenizer, files: Mapping[str, Path]) -> Tokenizer:
+    """For a model with a chat template, a form whose special tokens count in text."""
+    settings: dict[str, object] = {}
+    if "tokenizer_config.json" in files:
+        settings = read_json_object(files["tokenizer_config.json"])
+    if "chat_template.jinja" not in files and settings.get("chat_template") is None:
+        return tokenizer
+    if not has_json_form(tokenizer):
+        return tokenizer
+    # transformers' Llama tokenizer: only `"legacy": false` limits the prefix to the first text.
+    return as_tokenizer_json(tokenizer, prefix_everywhere=settings.get("legacy") is not False)

@@ -96,6 +96,32 @@ def decode_pieces(data: bytes) -> list[Piece]:
     return pieces
 
 
+@dataclass(frozen=True)
+class ModelSettings:
+    """What a model does with text besides looking up pieces."""
+
+    is_bpe: bool
+    is_identity: bool
+    add_dummy_prefix: bool
+    remove_extra_whitespaces: bool
+
+
+def decode_settings(data: bytes) -> ModelSettings:
+    """Kind and normalisation of a model proto that the library has loaded."""
+    blocks: dict[int, dict[int, int | bytes]] = {2: {}, 3: {}}
+    for number, value in _fields(data):
+        if number in blocks and isinstance(value, bytes):
+            blocks[number].update(_fields(value))
+    trainer, normalizer = blocks[2], blocks[3]
+    # Defaults of the proto: unigram, with the prefix, extra white space removed.
+    return ModelSettings(
+        is_bpe=trainer.get(3, 1) == _BPE,
+        is_identity=not normalizer.get(2, b""),
+        add_dummy_prefix=bool(normalizer.get(3, 1)),
+        remove_extra_whitespaces=bool(normalizer.get(4, 1)),
+    )
+
+
 def encode_bpe_model(
     pieces: list[Piece],
     *,

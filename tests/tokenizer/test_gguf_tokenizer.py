@@ -203,3 +203,13 @@ def test_sentencepiece_without_unknown_token_is_refused() -> None:
     del metadata["tokenizer.ggml.unknown_token_id"]
     with pytest.raises(BadInputError, match="unknown"):
         tokenizer_from_gguf(metadata)
+
+
+def test_sentencepiece_chat_model_matches_its_special_tokens() -> None:
+    metadata = sentencepiece_metadata(toy_tokenizers.sentencepiece_model())
+    plain = tokenizer_from_gguf(metadata)
+    chat = tokenizer_from_gguf({**metadata, "tokenizer.chat_template": "{{ messages }}"})
+    assert (plain.kind, chat.kind) == ("sentencepiece", "huggingface")
+    assert plain.encode("hello world") == chat.encode("hello world")
+    assert chat.encode("hello</s>")[-1] == 2
+    assert 2 not in plain.encode("hello</s>")
