@@ -27,7 +27,9 @@ SINGLE_FILES = ("model.safetensors", "pytorch_model.bin", "consolidated.00.pth")
 INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".gguf")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.(safetensors|bin)$")
-_NOT_WEIGHTS = re.compile(r"^(optimizer|scheduler|training_args|rng_state|scaler|random_states)")
+_NOT_WEIGHTS = re.compile(
+    r"^(optimizer|scheduler|training_args|rng_state|scaler|random_states|adapter_model)"
+)
 
 
 @dataclass

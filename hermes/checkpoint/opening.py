@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from hermes.checkpoint.adapter import adapter_folder, open_adapter
 from hermes.checkpoint.directory import companions, weights_in
 from hermes.checkpoint.gguf_config import config_from_gguf
 from hermes.checkpoint.gguf_file import open_gguf
@@ -30,6 +31,9 @@ def open_checkpoint(path: Path, *, weights: str | None = None) -> Checkpoint:
     try:
         notes: list[str] = []
         file = path
+        folder = adapter_folder(path)
+        if folder is not None:
+            return open_adapter(folder, lambda base: open_checkpoint(base, weights=weights))
         if path.is_dir():
             file, notes = weights_in(path)
         elif not path.is_file():
@@ -72,6 +76,7 @@ def _open_file(file: Path, weights: str | None) -> Checkpoint:
         found.tensors,
         config=found.config,
         config_origin=found.config_origin,
+        adapter=found.adapter,
         ignored=found.ignored,
         notes=found.notes,
     )

@@ -95,6 +95,7 @@ class Checkpoint:
         generation_config: `generation_config.json` as found, or None.
         tokenizer_files: by file name, those present beside the weights.
         gguf_metadata: all metadata of a GGUF file, or None.
+        adapter: configuration of a LoRA adapter whose tensors are among these, or None.
         ignored: (key, reason) of everything seen and left out.
         notes: statements for the report.
     """
@@ -106,6 +107,7 @@ class Checkpoint:
     generation_config: Mapping[str, object] | None = None
     tokenizer_files: dict[str, Path] = field(default_factory=dict)
     gguf_metadata: Mapping[str, object] | None = None
+    adapter: Mapping[str, object] | None = None
     ignored: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

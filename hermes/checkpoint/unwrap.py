@@ -41,6 +41,7 @@ class Unwrapped:
     tensors: dict[str, LazyTensor]
     config: Mapping[str, object] | None = None
     config_origin: str = ""
+    adapter: Mapping[str, object] | None = None
     ignored: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -83,6 +84,7 @@ def unwrap(tree: object, make: MakeTensor, origin: str, weights: str | None) -> 
     result.ignored += equal
     result.notes += walk.notes + notes
     result.config, result.config_origin = _find_config(root, chosen.path, origin)
+    result.adapter = _find_adapter(root)
     return result
 
 
@@ -244,3 +246,12 @@ def _nested(value: object, where: str) -> Iterator[tuple[dict[str, object], str]
         for key, inner in value.items():
             if isinstance(inner, dict):
                 yield inner, f"{where}.{key}"
+
+
+def _find_adapter(root: Mapping[object, object]) -> Mapping[str, object] | None:
+    """A LoRA configuration saved in the same file, as PEFT names it."""
+    for name in ("peft_config", "lora_config", "adapter_config"):
+        for candidate, _ in _nested(plain_value(root.get(name)), name):
+            if "lora_alpha" in candidate:
+                return candidate
+    return None

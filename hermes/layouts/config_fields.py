@@ -167,6 +167,7 @@ WITHOUT_EFFECT = frozenset(
         "num_beam_groups",
         "num_beams",
         "num_return_sequences",
+        "original_max_position_embeddings",
         "output_attentions",
         "output_hidden_states",
         "output_scores",

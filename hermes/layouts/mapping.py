@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from hermes.checkpoint.source import WEIGHT_DTYPES, Checkpoint, LazyTensor, same_values
 from hermes.config import HermesConfig
 from hermes.errors import BadInputError, UnsupportedModelError
+from hermes.layouts.adapters import ADAPTER_WORDS, merge_adapters
 from hermes.layouts.config_reading import config_family
 from hermes.layouts.config_resolve import Resolved, demand, merged_facts, resolve
 from hermes.layouts.finite import checked, narrowed
@@ -64,6 +65,10 @@ def map_checkpoint(
             the user can know; all of them in one error.
         UnsupportedModelError: maths that Hermes lacks, together with everything above.
     """
+    given = dict(config or {})
+    settings = {word: given.pop(word) for word in ADAPTER_WORDS & given.keys()}
+    merged = merge_adapters(checkpoint, settings)
+    checkpoint, config = merged.checkpoint, given or None
     described = checkpoint.config if checkpoint.config is not None else config
     family = config_family(described) if described is not None else None
     model_type = described.get("model_type") if described is not None else None
@@ -76,7 +81,11 @@ def map_checkpoint(
     report.check()
     report.raise_problems()
     assert resolved.config is not None
-    return _Mapper(report, resolved.config, evidence).build()
+    model = _Mapper(report, resolved.config, evidence).build()
+    for base, parts in merged.parts.items():
+        model.used |= dict.fromkeys(parts, model.used[base])
+    model.warnings += merged.notes
+    return model
 
 
 @dataclass
