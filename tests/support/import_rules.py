@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TOOLCHAIN = ("litert_torch", "ai_edge_quantizer", "litert_lm_builder", "litert_converter")
-_DYNAMIC = re.compile(r"(converters|hermes\.cli)(\.\w+)*(:\w+)?")
+_DYNAMIC = re.compile(r"(converters\.[\w.]+|hermes\.cli)(:\w+)?")
 """A whole string that names a module, as `importlib` and the worker process take it."""
 
 
@@ -61,9 +61,8 @@ def _imports(tree: ast.AST, module: str) -> Iterator[tuple[int, str]]:
             base = _absolute(node, module)
             yield node.lineno, base
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if _DYNAMIC.fullmatch(node.value) and ("." in node.value or ":" in node.value):
-                yield node.lineno, node.value.partition(":")[0]
+        elif isinstance(node, ast.Constant) and _DYNAMIC.fullmatch(str(node.value)):
+            yield node.lineno, str(node.value).partition(":")[0]
 
 
 def _absolute(node: ast.ImportFrom, module: str) -> str:
