@@ -111,7 +111,7 @@ def _tokenizer_beside(checkpoint: Checkpoint) -> Tokenizer:
 def _read_config(path: Path) -> Mapping[str, object]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInputError(f"{path}: not readable as JSON: {error}") from error
     if not isinstance(values, dict):
         raise BadInputError(f"{path}: holds a {type(values).__name__}", expected="a JSON object")

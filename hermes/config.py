@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -212,7 +212,7 @@ class HermesConfig:
         path = Path(path)
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise BadInputError(f"{path}: not readable as JSON: {error}") from error
         if not isinstance(values, dict):
             raise BadInputError(f"{path}: holds a {type(values).__name__}", expected="an object")
@@ -233,7 +233,10 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    # math.isfinite raises for integers beyond every float.
+    return -sys.float_info.max <= value <= sys.float_info.max
 
 
 # Upper bounds catch absurd configs before anything is allocated; the largest models of this family
