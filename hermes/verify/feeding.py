@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from hermes.runners.interface import Logits, LogitsRunner
 
+_CHEAP_LENGTH = 32
+
 
 @dataclass(frozen=True)
 class Prefill:
@@ -111,15 +113,20 @@ def equivalence_feeds(lengths: Sequence[int], capacity: int, steps: int = 4) -> 
 
 
 def _length_feeds(length: int, capacity: int, steps: int) -> list[Feed]:
-    """A signature exactly full, with one token, one short of full, and twice in a row."""
-    plans: dict[str, tuple[Prefill, ...]] = {"full": (Prefill(length, length),)}
-    if length > 1:
+    """A signature padded, then full at a position that is no multiple of it; short ones also alone.
+
+    Rows cost time, so what differs only at position 0 is tried where it is cheap.
+    """
+    part = max(1, length // 3)
+    plans: dict[str, tuple[Prefill, ...]] = {}
+    if part + length <= capacity:
+        plans["padded, then full"] = (Prefill(part, length), Prefill(length, length))
+    if length <= _CHEAP_LENGTH or not plans:
+        plans["full"] = (Prefill(length, length),)
+    if 1 < length <= _CHEAP_LENGTH:
         plans["one token in"] = (Prefill(1, length),)
-    if length > 2:
+    if 2 < length <= _CHEAP_LENGTH:
         plans["one short of"] = (Prefill(length - 1, length),)
-    if 2 * length <= capacity:
-        tail = max(1, length // 3)
-        plans["border after"] = (Prefill(length, length), Prefill(tail, length))
     feeds = []
     for name, calls in plans.items():
         room = capacity - sum(call.count for call in calls)
@@ -130,11 +137,12 @@ def _length_feeds(length: int, capacity: int, steps: int) -> list[Feed]:
 
 def _second_turn(lengths: Sequence[int], capacity: int, steps: int) -> Feed:
     """Prompt, answer, and a second prompt that starts in the middle of everything."""
-    first = max(2, capacity // 3)
+    first = max(2, min(capacity // 3, 3 * _CHEAP_LENGTH))
     opening = greedy_feed("", first, lengths, capacity).parts
     fed = first + steps
     # The last token of the answer is pending: it goes in front of the second prompt's prefill.
-    second = runtime_plan(max(1, capacity // 4), lengths, fed, capacity)
+    turn = max(1, min(capacity // 4, 2 * _CHEAP_LENGTH + 3))
+    second = runtime_plan(turn, lengths, fed, capacity)
     fed += sum(call.count for call in second)
     last = Steps(max(0, min(steps, capacity - fed)))
     return Feed("second turn", (*opening, Steps(steps), *second, last))

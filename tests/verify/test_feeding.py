@@ -28,6 +28,7 @@ UNTIED = tiny_config(tie_word_embeddings=False)
 WEIGHTS = tiny_weights(UNTIED)
 TEXT = [(37 * i + 11) % 128 for i in range(64)]
 LIMIT = 1e-3
+RIGHT = observe_all(CachedLlama(WEIGHTS, UNTIED), TEXT)
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +70,19 @@ def test_the_right_cache_is_green(reference: ReferenceRunner) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_cache_fault_turns_rung_4_red(fault: Fault) -> None:
-    right = observe_all(CachedLlama(WEIGHTS, UNTIED), TEXT)
-    wrong = observe_all(CachedLlama(WEIGHTS, UNTIED, fault=fault), TEXT)
+def test_long_signatures_alone_show_every_fault(fault: Fault) -> None:
+    text = (TEXT * 2)[:100]
+    shapes = {"capacity": 100, "prefill": (40,)}
+    right = observe_all(CachedLlama(WEIGHTS, UNTIED, **shapes), text)
+    wrong = observe_all(CachedLlama(WEIGHTS, UNTIED, fault=fault, **shapes), text)
     assert not all(check.passed for check in check_against_exportable(wrong, right, LIMIT))
-    assert all(check.passed for check in check_against_exportable(right, right, LIMIT))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_cache_fault_turns_rung_4_red(fault: Fault) -> None:
+    wrong = observe_all(CachedLlama(WEIGHTS, UNTIED, fault=fault), TEXT)
+    assert not all(check.passed for check in check_against_exportable(wrong, RIGHT, LIMIT))
+    assert all(check.passed for check in check_against_exportable(RIGHT, RIGHT, LIMIT))
 
 
 def test_a_single_wrong_slot_is_named(reference: ReferenceRunner) -> None:
@@ -98,11 +107,11 @@ def test_the_context_is_filled_to_its_last_slot() -> None:
         assert max(feed.size for feed in equivalence_feeds(lengths, capacity)) == capacity
 
 
-def test_every_length_is_fed_full_short_and_across_a_border() -> None:
+def test_short_lengths_are_fed_in_every_way() -> None:
     runner = CachedLlama(WEIGHTS, UNTIED, capacity=64, prefill=(1, 8, 32))
     names = [feed.name for feed in feeds_for(runner)]
     for length in (8, 32):
-        for kind in ("full", "one token in", "one short of", "border after"):
+        for kind in ("full", "one token in", "one short of", "padded, then full"):
             assert f"{kind} {length}" in names
     assert {"stepwise", "second turn", "context filled"} <= set(names)
 
