@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as RustTokenizer
 
 _LARGEST = 128 * 2**20
+_EXERCISE = "a Word, 12 \u00e9\U0001f60a\n\u0378"
 
 # What the runtime 0.18.1 loads, each type tried in it; it aborts the process for any other.
 RUNTIME_TYPES: dict[str, frozenset[str]] = {
@@ -84,11 +86,13 @@ class HuggingFaceTokenizer:
         return max(self._pieces, default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        with _rust_errors(self.origin):
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         self._check(ids)
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        with _rust_errors(self.origin):
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def token_id(self, piece: str) -> int | None:
         token_id = self._tokenizer.token_to_id(piece)
@@ -198,8 +202,17 @@ def _type_names(part: object, nested: str) -> Iterator[str]:
 def _load(data: bytes, origin: str) -> RustTokenizer:
     from tokenizers import Tokenizer as RustTokenizer
 
+    with _rust_errors(origin):
+        tokenizer = RustTokenizer.from_str(data.decode("utf-8"))
+        # Some contradictions (an unk token outside the vocabulary) show only at work.
+        tokenizer.decode(tokenizer.encode(_EXERCISE).ids)
+    return tokenizer
+
+
+@contextmanager
+def _rust_errors(origin: str) -> Iterator[None]:
     try:
-        return RustTokenizer.from_str(data.decode("utf-8"))
+        yield
     # A panic of the Rust library is a BaseException of its own class.
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":

@@ -66,11 +66,6 @@ class SentencePieceTokenizer:
         self._check([token_id])
         return str(self._processor.id_to_piece(int(token_id)))
 
-    def is_control(self, token_id: int) -> bool:
-        """Whether the id is a control symbol, which text never produces."""
-        self._check([token_id])
-        return bool(self._processor.is_control(int(token_id)))
-
     @cached_property
     def pieces(self) -> list[Piece]:
         """The vocabulary with scores and kinds, in id order."""

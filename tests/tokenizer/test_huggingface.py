@@ -132,6 +132,7 @@ def test_components_that_abort_the_runtime_are_refused(
         b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}}',
         b'{"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}',
         b"[" * 5000,
+        b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "?"}}',
     ],
 )
 def test_damaged_files_are_refused(data: bytes) -> None:

@@ -84,6 +84,15 @@ def test_b28_streamed_text_holds_incomplete_characters_back(tmp_path: Path) -> N
     assert all("\ufffd" not in chunk for chunk in chunks)
 
 
+def character_map() -> bytes:
+    """The compiled NFKC rules of a SentencePiece model."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    data = toy_tokenizers.sentencepiece_model(normalization_rule_name="nmt_nfkc")
+    model = sentencepiece_model_pb2.ModelProto.FromString(data)
+    return bytes(model.normalizer_spec.precompiled_charsmap)
+
+
 def component_tokenizers() -> dict[str, Tokenizer]:
     """One tokenizer for every component type that `read_tokenizer_json` lets through."""
     vocabulary = {chr(code): index for index, code in enumerate(range(33, 127))}
@@ -103,6 +112,7 @@ def component_tokenizers() -> dict[str, Tokenizer]:
     for name in sorted(RUNTIME_TYPES["normalizer"] - {"Prepend", "Replace", "Precompiled"}):
         argument = [[normalizers.NFC()]] if name == "Sequence" else []
         add(f"normalizer {name}", normalizer=getattr(normalizers, name)(*argument))
+    add("normalizer Precompiled", normalizer=normalizers.Precompiled(character_map()))
     add("normalizer Prepend", normalizer=normalizers.Prepend("\u2581"))
     add("normalizer Replace", normalizer=normalizers.Replace(Regex(r"\s+"), "\u2581"))
     special = {
@@ -130,8 +140,8 @@ def component_tokenizers() -> dict[str, Tokenizer]:
 def test_every_allowed_component_works_in_the_runtime(tmp_path: Path) -> None:
     built = component_tokenizers()
     covered = {f"{part} {name}" for part, names in RUNTIME_TYPES.items() for name in names}
-    assert covered - set(built) == {"normalizer Precompiled"}
-    texts = ["ab-1 2 A'b", "\u00c0B  c", "a b"]
+    assert covered == set(built)
+    texts = ["ab-1 2 A'b", "\u00c0B  c", "a b", "\ufb01 \uff21"]
     model = write_table_model(tmp_path / "model.tflite", successor_table(128))
     bundles, wanted = [], {}
     for number, (name, tokenizer) in enumerate(built.items()):

@@ -36,8 +36,6 @@ def test_ids_pieces_and_kinds() -> None:
     assert ours.token_id("no such piece") is None
     assert ours.token_id("<unk>") == 0
     assert ours.special_pieces == {"<s>": 1, "</s>": 2, "<turn>": 3}
-    assert ours.is_control(1)
-    assert not ours.is_control(3)
     assert ours.encode("<turn>")[-1] == 3
     assert 1 not in ours.encode("<s>")
     with pytest.raises(IndexError, match="outside"):
