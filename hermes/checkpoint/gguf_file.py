@@ -53,7 +53,7 @@ def open_gguf(path: Path) -> tuple[dict[str, LazyTensor], dict[str, object]]:
             continue
         length = math.prod(info.shape) // block * size
         if info.offset + length > available:
-            problems.append(f"{info.name}: ends {info.offset + length - available} bytes past it")
+            problems.append(f"{info.name}: reaches past the end of the file")
             continue
         extents.append((info.offset, info.offset + length, info.name))
         tensors[info.name] = _tensor(path, info, kind, header.data_start + info.offset)

@@ -128,6 +128,12 @@ def _sniff(file: Path) -> str:
             expected="the file that the pointer stands for",
             todo="run `git lfs pull` in that repository",
         )
+    if start.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        raise BadInputError(
+            f"{file}: a web page, not the weights",
+            expected="a checkpoint file",
+            todo="download it again; the server answered with a page, perhaps a login",
+        )
     if file.suffix == ".safetensors" or start[8:9] == b"{":
         return "safetensors"
     raise BadInputError(

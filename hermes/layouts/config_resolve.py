@@ -19,7 +19,7 @@ _FROM_SHAPES = {
     "vocab_size": "the embedding table",
     "hidden_size": "the embedding table",
     "intermediate_size": "down_proj",
-    "num_layers": "the layer numbers",
+    "num_layers": "the file",
 }
 _FLAGS = ("attention_bias", "output_bias", "mlp_bias", "qk_norm")
 _DEMANDED = {
@@ -142,7 +142,7 @@ def _sizes(result: Resolved, evidence: Evidence) -> None:
         if said is None:
             result.values[name], result.sources[name] = seen, f"shape of {what}"
             if name == "num_layers":
-                result.sources[name] = what
+                result.sources[name] = "layer numbers in the tensors' names"
         elif said != seen:
             result.problems.append(
                 f"{name} is {said!r} in {result.sources[name]}, {what} has {seen}"

@@ -73,7 +73,7 @@ def map_checkpoint(
     family = config_family(described) if described is not None else None
     model_type = described.get("model_type") if described is not None else None
     names = list(checkpoint.tensors)
-    match, evidence = choose(LAYOUTS, names, family, layout, model_type)
+    match, evidence = choose(LAYOUTS, names, family, layout, model_type, str(checkpoint.path))
     facts = merged_facts(checkpoint.config, checkpoint.config_origin, config)
     resolved = resolve(facts, gather(match, checkpoint.tensors), match.layout)
     leftovers = sort_leftovers(match.unmatched, checkpoint.tensors, match.layout)
@@ -115,14 +115,15 @@ class _Report:
             self.problems += self._contradicting_tables(config)
 
     def _missing(self) -> list[str]:
-        lines = []
+        present = {layer for _, layer in self.match.found if layer is not None}
+        absent = self.match.layers - len(present)
+        lines = [f"{absent} of {self.match.layers} layers are missing entirely"] if absent else []
         tied = self.resolved.values.get("tie_embeddings") is not False
         for source, rule in self.match.layout.sources().items():
             optional = source.endswith(_OPTIONAL) and not self._wanted(rule)
             if optional or (rule.targets == (HEAD,) and tied):
                 continue
-            layers = range(self.match.layers) if rule.per_layer else [None]
-            for layer in layers:
+            for layer in sorted(present) if rule.per_layer else [None]:
                 if (source, layer) not in self.match.found:
                     lines.append(f"{self.match.prefix}{_numbered(source, layer)} is missing")
         return lines

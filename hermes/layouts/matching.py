@@ -81,6 +81,7 @@ def choose(
     family: str | None,
     wanted: str,
     model_type: object = None,
+    origin: str = "",
 ) -> tuple[Match, list[str]]:
     """The best match and the evidence for it.
 
@@ -109,22 +110,22 @@ def choose(
 
     best = max(matches, key=quality)
     if len(best.found) < _LEAST_SHARE * len(names) or not best.layers:
-        _refuse_unknown(names, [layout.name for layout in known], best)
+        _refuse_unknown(names, [layout.name for layout in known], best, origin)
     return best, _evidence(best, matches, len(names), family, wanted)
 
 
-def _refuse_unknown(names: Sequence[str], known: Sequence[str], best: Match) -> None:
+def _refuse_unknown(names: Sequence[str], known: Sequence[str], best: Match, origin: str) -> None:
     foreign = unsupported_layout(names)
     if foreign:
         raise UnsupportedModelError(
-            f"these are the tensors of {foreign[0]}: {foreign[1]}",
+            f"{origin}: these are the tensors of {foreign[0]}: {foreign[1]}",
             expected=f"a Llama-type model in one of the layouts {', '.join(known)}",
             todo="Hermes does not compute this; bring a Llama-type model",
         )
     forms = Counter(template(name) for name in names)
     raise BadInputError(
-        f"the tensors' names belong to no known layout; {len(best.found)} of {len(names)} are "
-        f"{best.layout.title} names",
+        f"{origin}: the tensors' names belong to no known layout; {len(best.found)} of "
+        f"{len(names)} are {best.layout.title} names",
         problems=[f"{form} ({count})" for form, count in forms.most_common(12)],
         expected=f"names of one of: {', '.join(known)}",
         todo="a new layout is one table file, see CONTRIBUTING.md",
