@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny_bundle
 import toy_tokenizers
 from table_model import successor_table, write_table_model
 
@@ -22,9 +23,11 @@ from converters.bundle import (
     section_bytes,
     write_bundle,
 )
+from hermes.checkpoint.source import Checkpoint
+from hermes.config import HermesConfig
 from hermes.errors import BadInputError, NativeToolError, ResourceError
 from hermes.runners.child import run_in_child
-from hermes.tokenizer import PromptContract
+from hermes.tokenizer import PromptContract, prompt_contract
 from hermes.tokenizer.huggingface import read_tokenizer_json
 from hermes.tokenizer.sentencepiece import SentencePieceTokenizer
 
@@ -194,3 +197,38 @@ def test_reading_needs_no_torch(spec: BundleSpec, tmp_path: Path) -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.strip() == "[]", result.stderr
+
+
+@pytest.mark.parametrize(
+    ("generation", "stops"),
+    [
+        ({"bos_token_id": 0, "eos_token_id": [1, 2]}, (1, 2)),
+        ({"bos_token_id": 0, "eos_token_id": 1}, (1, 2)),
+        ({"bos_token_id": 0, "eos_token_id": None}, (2,)),
+        ({"bos_token_id": 0}, (2,)),
+        ({"bos_token_id": 0, "eos_token_id": [1, 999]}, None),
+    ],
+)
+def test_b33_stop_tokens_read_back_from_the_bundle(
+    flatbuffer: Path,
+    tmp_path: Path,
+    generation: dict[str, object],
+    stops: tuple[int, ...] | None,
+) -> None:
+    tokenizer = SentencePieceTokenizer(tiny_bundle.train_sentencepiece(), "toy")
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(json.dumps({"eos_token": "</s>"}))
+    checkpoint = Checkpoint(
+        tmp_path,
+        {},
+        generation_config=generation,
+        tokenizer_files={"tokenizer_config.json": settings},
+    )
+    config = HermesConfig(vocab_size=128, bos_token_id=None, eos_token_id=None)
+    if stops is None:
+        with pytest.raises(BadInputError, match="999"):
+            prompt_contract(tokenizer, checkpoint, config)
+        return
+    contract = prompt_contract(tokenizer, checkpoint, config)
+    write_bundle(BundleSpec(flatbuffer, tokenizer, contract, 64), tmp_path / "out")
+    assert read_bundle(tmp_path / "out").prompt.stop_token_ids == stops
