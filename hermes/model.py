@@ -269,10 +269,11 @@ def sample(logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.
 def initialize_weights(
     model: HermesForCausalLM, std: float = 0.02, seed: int | None = None
 ) -> None:
-    """Normal(0, std); matrices that write to the residual stream scaled by 1/sqrt(2 layers)."""
-    generator = torch.Generator()
-    if seed is not None:
-        generator.manual_seed(seed)
+    """Normal(0, std); matrices that write to the residual stream scaled by 1/sqrt(2 layers).
+
+    Without a seed, PyTorch's global generator draws.
+    """
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
     residual = std / math.sqrt(2 * model.config.num_layers)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
