@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hermes.errors import BadInputError
-from hermes.tokenizer.huggingface import read_tokenizer_json
+from hermes.tokenizer.huggingface import HuggingFaceTokenizer, added_token, read_tokenizer_json
 from hermes.tokenizer.interface import Tokenizer
 from hermes.tokenizer.llama_json import as_tokenizer_json, has_json_form
+from hermes.tokenizer.proto import CONTROL, Piece
 from hermes.tokenizer.sentencepiece import SentencePieceTokenizer
 
 JSON_NAME = "tokenizer.json"
@@ -54,7 +55,7 @@ def open_tokenizer(files: Mapping[str, Path] | Path) -> Tokenizer:
         files = tokenizer_files(files)
     if JSON_NAME in files:
         path = files[JSON_NAME]
-        return read_tokenizer_json(_read(path), str(path))
+        return _completed(read_tokenizer_json(_read(path), str(path)), files)
     for name in MODEL_NAMES:
         if name in files:
             path = files[name]
@@ -86,7 +87,7 @@ def _read(path: Path) -> bytes:
 
 
 def added_tokens(files: Mapping[str, Path]) -> dict[str, int]:
-    """Tokens beside a SentencePiece model: added_tokens.json and tokenizer_config.json."""
+    """Tokens listed in added_tokens.json and tokenizer_config.json, with their ids."""
     found: dict[str, int] = {}
     if "added_tokens.json" in files:
         for text, token_id in read_json_object(files["added_tokens.json"]).items():
@@ -99,6 +100,31 @@ def added_tokens(files: Mapping[str, Path]) -> dict[str, int]:
             if isinstance(content, str) and str(key).isdigit():
                 found[content] = int(key)
     return found
+
+
+def _completed(tokenizer: HuggingFaceTokenizer, files: Mapping[str, Path]) -> HuggingFaceTokenizer:
+    """The tokenizer with the tokens that only its companions list, as transformers adds them."""
+    listed = added_tokens(files)
+    missing = sorted((i, text) for text, i in listed.items() if tokenizer.token_id(text) is None)
+    if missing:
+        section = tokenizer.settings.get("added_tokens")
+        present = list(section) if isinstance(section, list) else []
+        new = [added_token(i, Piece(text, 0.0, CONTROL)) for i, text in missing]
+        settings = {**tokenizer.settings, "added_tokens": [*present, *new]}
+        data = json.dumps(settings, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+        tokenizer = read_tokenizer_json(data, tokenizer.origin)
+    problems = [
+        f"{text!r} is {i} beside the file, {tokenizer.token_id(text)} inside it"
+        for text, i in listed.items()
+        if tokenizer.token_id(text) != i
+    ]
+    if problems:
+        raise BadInputError(
+            f"{tokenizer.origin}: its companions list other ids",
+            problems=problems,
+            todo="write all tokenizer files again together, with save_pretrained",
+        )
+    return tokenizer
 
 
 def _with_added_tokens(

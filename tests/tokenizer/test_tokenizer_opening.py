@@ -58,6 +58,27 @@ def test_added_tokens_that_do_not_fit(folder: Path, added: dict[str, int], word:
         open_tokenizer(folder)
 
 
+def test_tokens_that_only_the_companions_list(folder: Path) -> None:
+    """transformers adds them when it loads the files, so training had them."""
+    from transformers import PreTrainedTokenizerFast
+
+    settings = toy_tokenizers.byte_level_json()
+    size = len(settings["model"]["vocab"])
+    (folder / "tokenizer.json").write_text(json.dumps(settings))
+    entry = {"content": "<|tool|>", "special": True, "normalized": False}
+    entry |= {"lstrip": False, "rstrip": False, "single_word": False}
+    config = {"added_tokens_decoder": {str(size): entry}, "tokenizer_class": "TokenizersBackend"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    ours, oracle = open_tokenizer(folder), PreTrainedTokenizerFast.from_pretrained(str(folder))
+    assert ours.vocab_size == size + 1
+    assert ours.encode("a<|tool|>b") == oracle.encode("a<|tool|>b", add_special_tokens=False)
+    assert size in ours.encode("a<|tool|>b")
+    config["added_tokens_decoder"] = {str(size + 7): entry}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInputError, match="tool"):
+        open_tokenizer(folder)
+
+
 def test_nothing_usable(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text("{}")
     with pytest.raises(BadInputError, match="no tokenizer"):
