@@ -33,6 +33,7 @@ _WITHOUT_MEANING = {
     "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
     "expert_used_count",
+    "tensor_data_layout",
 }
 
 
@@ -53,6 +54,9 @@ def config_from_gguf(metadata: Mapping[str, object]) -> dict[str, object]:
         if key in metadata:
             config[name] = metadata[key]
     config.update(_rotary(own, config))
+    if architecture == "smollm3":
+        # llama.cpp has it in code, not in the file: every fourth layer does not rotate.
+        config["no_rope_layer_interval"] = 4
     return config
 
 

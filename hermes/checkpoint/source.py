@@ -52,6 +52,7 @@ class LazyTensor:
         origin: file (and key) for messages.
         reader: gives rows start..stop of dimension 0.
         location: identifies the stored bytes, so that two names of one tensor can be told.
+        raw: gives the bytes of rows start..stop, where they lie in the file as they are.
     """
 
     name: str
@@ -60,6 +61,7 @@ class LazyTensor:
     origin: str
     reader: Callable[[int, int], Tensor] = field(repr=False, compare=False)
     location: tuple[object, ...] | None = field(default=None, repr=False)
+    raw: Callable[[int, int], bytearray] | None = field(default=None, repr=False, compare=False)
 
     @property
     def rows(self) -> int:
@@ -77,6 +79,23 @@ class LazyTensor:
         if not 0 <= start <= last <= self.rows:
             raise ValueError(f"{self.name}: rows {start}..{last} of {self.rows}")
         return self.reader(start, last)
+
+    def derived(
+        self,
+        reader: Callable[[int, int], Tensor],
+        *,
+        shape: tuple[int, ...] | None = None,
+        dtype: str | None = None,
+    ) -> LazyTensor:
+        """A tensor computed from this one: other data, so neither its bytes nor its place."""
+        return replace(
+            self,
+            reader=reader,
+            shape=self.shape if shape is None else shape,
+            dtype=self.dtype if dtype is None else dtype,
+            location=None,
+            raw=None,
+        )
 
     def renamed(self, name: str) -> LazyTensor:
         """The same data under another name."""
@@ -147,11 +166,14 @@ def file_tensor(
     row_shape = shape[1:]
     row_bytes = ITEM_SIZES[dtype] * math.prod(row_shape)
 
-    def read(start: int, stop: int) -> Tensor:
-        data = read_bytes(path, offset + start * row_bytes, (stop - start) * row_bytes, origin)
-        return tensor_from_bytes(data, dtype, (stop - start, *row_shape) if shape else ())
+    def raw(start: int, stop: int) -> bytearray:
+        return read_bytes(path, offset + start * row_bytes, (stop - start) * row_bytes, origin)
 
-    return LazyTensor(name, shape, dtype, origin, read, (str(path), offset, shape, dtype))
+    def read(start: int, stop: int) -> Tensor:
+        row_count = (stop - start, *row_shape) if shape else ()
+        return tensor_from_bytes(raw(start, stop), dtype, row_count)
+
+    return LazyTensor(name, shape, dtype, origin, read, (str(path), offset, shape, dtype), raw)
 
 
 def tensor_from_bytes(data: bytearray, dtype: str, shape: tuple[int, ...]) -> Tensor:
@@ -170,12 +192,19 @@ def same_values(first: LazyTensor, second: LazyTensor) -> bool:
         return False
     if first.location is not None and first.location == second.location:
         return True
-    import torch
-
     step = max(1, 2**22 * first.rows // max(first.numel, 1))
     for start in range(0, first.rows, step):
         stop = min(start + step, first.rows)
-        a, b = first.read(start, stop), second.read(start, stop)
-        if not torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)):
+        if _row_bytes(first, start, stop) != _row_bytes(second, start, stop):
             return False
     return True
+
+
+def _row_bytes(tensor: LazyTensor, start: int, stop: int) -> bytes | bytearray:
+    """The rows' bytes, without importing torch where they are stored as they are."""
+    if tensor.raw is not None:
+        return tensor.raw(start, stop)
+    import torch
+
+    rows = tensor.read(start, stop).contiguous().reshape(-1)
+    return rows.view(torch.uint8).numpy().tobytes()

@@ -23,9 +23,10 @@ _AVERAGED = re.compile(r"(^|[_.-])(ema|swa|averaged?|shadow)([_.-]|\d|$)", re.IG
 _USUAL_NAMES = ("", "state_dict", "model_state_dict", "model", "module", "weights", "params")
 _CONFIG_NAMES = (
     "hermes_config",
-    "config",
+    # Before `config`, which in nanoGPT-style scripts holds all settings of the training run.
     "model_config",
     "model_args",
+    "config",
     "cfg",
     "args",
     "hparams",

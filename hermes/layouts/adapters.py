@@ -194,4 +194,4 @@ def _sum(
             return rows + scale * (a.read().float()[:, start:stop].T @ b.read().float().T)
         return rows + scale * (b.read(start, stop).float() @ a.read().float())
 
-    return replace(base, dtype="float32", reader=read, location=None)
+    return base.derived(read, dtype="float32")

@@ -99,6 +99,7 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "q_lora_rank": (None,),
     "lm_use_tokens": (True,),
     "text_config": (None,),
+    "gguf:attention.causal": (True,),
 }
 
 REASONS = {
@@ -209,6 +210,14 @@ WITHOUT_EFFECT = frozenset(
         "model_name",
     }
 )
+
+TRAINING = re.compile(
+    r"(max_)?grad(ient)?_.*|clip_grad.*|optim.*|lr|lr_.*|.*_lr|learning_rate.*|.*warmup.*|.*decay.*"
+    r"|beta\d?|adam.*|eval_.*|save_.*|.*_batch_size|.*dropout.*|num_workers|device|compile"
+    r"|max_(steps|iters|epochs)|(num_)?epochs|init_from|backend|use_(flash|amp).*|.*flash.*"
+    r"|.*attn_implementation.*|precision|accelerator"
+)
+"""Settings of a training run: mentioned as not used, never refused."""
 
 IRRELEVANT_PREFIXES = ("vit_", "mp_", "vlm_", "hf_repo", "wandb_", "train_", "data_", "log_")
 

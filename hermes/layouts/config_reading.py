@@ -14,6 +14,7 @@ from hermes.layouts.config_fields import (
     ROTARY_WORDS,
     SPELLINGS,
     SUSPICIOUS,
+    TRAINING,
     WITHOUT_EFFECT,
 )
 from hermes.layouts.config_rope import read_rotary
@@ -52,8 +53,11 @@ def read_config(config: Mapping[str, object], origin: str) -> Facts:
             "nanoVLM's code divides all rotary frequencies anew with every position past "
             "lm_max_position_embeddings; that is not static, so contexts end there"
         )
+    unused: list[str] = []
     for word, value in config.items():
-        _account(word, value, origin, facts)
+        _account(word, value, origin, facts, unused)
+    if unused:
+        facts.warnings.append(f"{origin}: not used: {', '.join(unused)}")
     return facts
 
 
@@ -109,7 +113,7 @@ def _check_model_type(config: Mapping[str, object], origin: str, facts: Facts) -
     )
 
 
-def _account(word: str, value: object, origin: str, facts: Facts) -> None:
+def _account(word: str, value: object, origin: str, facts: Facts, unused: list[str]) -> None:
     """Refuse a field that changes the maths, mention one that we do not know."""
     if word in FIELD_OF or word in ROTARY_WORDS or word in _WINDOW_WORDS:
         return
@@ -122,10 +126,10 @@ def _account(word: str, value: object, origin: str, facts: Facts) -> None:
         return
     if any(_same(value, empty) for empty in _EMPTY) or value in ([], {}):
         return
-    if SUSPICIOUS.search(word):
+    if SUSPICIOUS.search(word) and not TRAINING.fullmatch(word):
         facts.refuse(word, f"{origin}: {word} is {_short(value)}: this field is not implemented")
     else:
-        facts.warnings.append(f"{origin}: {word} = {_short(value)} is not used")
+        unused.append(f"{word} = {_short(value)}")
 
 
 def _same(value: object, neutral: object) -> bool:

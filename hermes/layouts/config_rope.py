@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from hermes.config import RopeScaling
 from hermes.layouts.config_facts import Facts
 
-# Meta's use_scaled_rope has its numbers in code (llama-models, rope scaling of Llama 3.1).
-_META_SCALING = RopeScaling("llama3", 8.0, 1.0, 4.0, 8192)
 _SCALING_WORDS = {
     "factor",
     "low_freq_factor",
@@ -31,8 +29,13 @@ def read_rotary(config: Mapping[str, object], origin: str, facts: Facts) -> None
             facts.problem(word, f"{origin}: {word} is {value!r}, expected an object or null")
         elif word in config and word == "rope_scaling":
             facts.set("rope_scaling", None, f"{origin}: {word}", quiet=True)
-    if config.get("use_scaled_rope") is True:
-        facts.set("rope_scaling", _META_SCALING, f"{origin}: use_scaled_rope")
+    if config.get("use_scaled_rope") and "rope_scaling" not in facts.values:
+        facts.problem(
+            "use_scaled_rope",
+            f"{origin}: use_scaled_rope is set, its four numbers are in Meta's code: give "
+            "rope_scaling with --config (rope_type llama3; factor 8 for Llama 3.1, 32 for 3.2; "
+            "low_freq_factor 1, high_freq_factor 4, original_max_position_embeddings 8192)",
+        )
     _read_pairing(config, origin, facts)
     _read_unrotated(config, origin, facts)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hermes.checkpoint.source import LazyTensor
@@ -20,7 +19,7 @@ def checked(tensor: LazyTensor) -> LazyTensor:
         check_finite(values, tensor.origin, start)
         return values
 
-    return replace(tensor, reader=read)
+    return tensor.derived(read)
 
 
 def check_finite(values: Tensor, origin: str, first_row: int = 0) -> None:
@@ -55,4 +54,4 @@ def narrowed(tensor: LazyTensor) -> LazyTensor:
     def read(start: int, stop: int) -> Tensor:
         return tensor.read(start, stop).float()
 
-    return replace(tensor, dtype="float32", reader=read, location=None)
+    return tensor.derived(read, dtype="float32")

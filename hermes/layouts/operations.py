@@ -7,7 +7,7 @@ only the rows it is made of. Shapes: D head width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from hermes.checkpoint.source import LazyTensor
@@ -95,7 +95,7 @@ class Rotary:
             whole = order(tensor.read(first * width, last * width), width)
             return whole[start - first * width : stop - first * width]
 
-        return replace(tensor, reader=read, location=None)
+        return tensor.derived(read)
 
 
 def pairs_to_halves(rows: Tensor, width: int) -> Tensor:
@@ -141,7 +141,7 @@ def _row_range(tensor: LazyTensor, begin: int, end: int) -> LazyTensor:
     def read(start: int, stop: int) -> Tensor:
         return tensor.read(begin + start, begin + stop)
 
-    return replace(tensor, shape=(end - begin, *tensor.shape[1:]), reader=read, location=None)
+    return tensor.derived(read, shape=(end - begin, *tensor.shape[1:]))
 
 
 def _stacked(pieces: Sequence[LazyTensor]) -> LazyTensor:
@@ -158,7 +158,7 @@ def _stacked(pieces: Sequence[LazyTensor]) -> LazyTensor:
             begin += piece.rows
         return torch.cat(parts) if parts else pieces[0].read(0, 0)
 
-    return replace(pieces[0], shape=(rows, *pieces[0].shape[1:]), reader=read, location=None)
+    return pieces[0].derived(read, shape=(rows, *pieces[0].shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -181,4 +181,4 @@ def _transposed(tensor: LazyTensor) -> LazyTensor:
     def read(start: int, stop: int) -> Tensor:
         return tensor.read()[:, start:stop].T.contiguous()
 
-    return replace(tensor, shape=(tensor.shape[1], tensor.shape[0]), reader=read, location=None)
+    return tensor.derived(read, shape=(tensor.shape[1], tensor.shape[0]))

@@ -71,9 +71,10 @@ def write_gguf(
     writer.add_eos_token_id(2)
     writer.add_token_list([f"t{i}" for i in range(config["vocab_size"])])
     for name, value in weights.items():
-        if architecture == "llama" and "q_proj" in name:
+        permuted = architecture in ("llama", "smollm3")
+        if permuted and "q_proj" in name:
             value = llama_cpp_order(value, config["num_attention_heads"])
-        elif architecture == "llama" and "k_proj" in name:
+        elif permuted and "k_proj" in name:
             value = llama_cpp_order(value, config["num_key_value_heads"])
         for old, new in NAMES:
             name = name.replace(old, new)
@@ -106,6 +107,16 @@ def test_qwen_rows_stay(tmp_path: Path) -> None:
     model = mapped(tmp_path / "model.gguf")
     assert model.layout == "gguf-qwen"
     assert largest_gap(logits_of(model), reference_logits(weights, CONFIG, PROMPT_IDS)) < 1e-4
+
+
+def test_smollm3_layers_without_rotation(tmp_path: Path) -> None:
+    config = CONFIG | {"num_hidden_layers": 4}
+    weights = tiny_weights(config)
+    write_gguf(tmp_path / "model.gguf", weights, config, architecture="smollm3")
+    model = mapped(tmp_path / "model.gguf")
+    assert model.config.no_rope_layers == (3,)
+    wanted = reference_logits(weights, config, PROMPT_IDS, no_rope_layers=(3,))
+    assert largest_gap(logits_of(model), wanted) < 1e-4
 
 
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q5_1, Kind.Q4_1, Kind.Q4_0])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -373,7 +375,16 @@ def test_neutral_fields_pass(tmp_path: Path, field: str, value: Any) -> None:
 def test_unused_fields_are_mentioned(tmp_path: Path) -> None:
     torch.save(tiny_weights(UNTIED), tmp_path / "model.pt")
     warnings = mapped(tmp_path / "model.pt", UNTIED | {"run_id": "b7"}).warnings
-    assert warnings == ["--config: run_id = 'b7' is not used"]
+    assert warnings == ["--config: not used: run_id = 'b7'"]
+
+
+def test_settings_of_a_training_run_are_not_taken_for_maths(tmp_path: Path) -> None:
+    run = {"grad_clip": 1.0, "max_grad_norm": 1.0, "flash_attn": True, "attn_dropout_p": 0.1}
+    content = {"model": tiny_weights(UNTIED), "config": run | UNTIED, "model_args": UNTIED}
+    torch.save(content, tmp_path / "model.pt")
+    assert not mapped(tmp_path / "model.pt").warnings
+    torch.save({"model": tiny_weights(UNTIED), "config": run | UNTIED}, tmp_path / "model.pt")
+    assert "grad_clip" in mapped(tmp_path / "model.pt").warnings[0]
 
 
 def test_override_wins_field_by_field(tmp_path: Path) -> None:
@@ -445,3 +456,17 @@ def test_greedy_tokens(tmp_path: Path) -> None:
     ids = module.generate(torch.tensor([PROMPT_IDS]), max_new_tokens=8, temperature=0.0)
     assert ids[0, 12:].tolist() == GREEDY_UNTIED
     assert reference_greedy(tiny_weights(UNTIED), UNTIED, PROMPT_IDS, 8) == GREEDY_UNTIED
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_planning_a_safetensors_file_needs_no_torch(tmp_path: Path, tied: bool) -> None:
+    config = tiny_config(tie_word_embeddings=tied)
+    save_file(tiny_weights(config), tmp_path / "model.safetensors")
+    write_config(tmp_path, config)
+    program = (
+        "import sys; from pathlib import Path; from hermes.checkpoint import open_checkpoint; "
+        "from hermes.layouts import map_checkpoint; "
+        f"model = map_checkpoint(open_checkpoint(Path({str(tmp_path)!r}))); "
+        f"assert len(model.weights) == {20 if tied else 21}; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -341,6 +341,27 @@ def test_meta_fields_that_nothing_tells(tmp_path: Path) -> None:
     assert "nothing tells rms_norm_eps" in str(caught.value)
 
 
+def test_meta_scaling_is_asked_about(tmp_path: Path) -> None:
+    config = tiny_config()
+    weights = rename(tiny_weights(config), META_NAMES)
+    torch.save(weights, tmp_path / "model.pt")
+    own = CASES["meta"].configure(config) | {"use_scaled_rope": True}
+    with pytest.raises(BadInputError, match="use_scaled_rope is set"):
+        mapped(tmp_path / "model.pt", own)
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    model = mapped(tmp_path / "model.pt", own | {"rope_scaling": scaling})
+    wanted = reference_logits(
+        tiny_weights(config), config, PROMPT_IDS, style="interleaved", scaling=scaling
+    )
+    assert largest_gap(logits_of(model), wanted) < TOLERANCE
+
+
 # Planted faults: each must move the logits far, or the tests above prove nothing.
 
 
