@@ -71,3 +71,13 @@ def stream(bundle: str, prompt: str, limit: int = 20) -> list[str]:
     )
     session.run_prefill([prompt])
     return [text for response in session.run_decode_async() for text in response.texts]
+
+
+def tokens_fed(bundle: str, message: str) -> tuple[str, int]:
+    """A conversation's first prompt, and the tokens in the cache after one answer token."""
+    conversation = _engine(bundle).create_conversation(  # type: ignore[attr-defined]
+        max_output_tokens=1
+    )
+    prompt = str(conversation.render_message_to_string(message))
+    conversation.send_message(message)
+    return prompt, int(conversation.token_count)
