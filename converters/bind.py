@@ -8,6 +8,7 @@ twice: once with placeholders to learn its length, and again when the scales are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -97,7 +98,7 @@ def bind_weights(
     _replace_biases(model, config, recipe, weights)
     _drop_weight_inputs(model, {slot.weight.name: slot for slot in slots})
     reserved = _aligned(len(pack_model(model)))
-    with target.open("wb") as file:
+    with _one_thread(), target.open("wb") as file:
         offset = reserved
         for slot in slots:
             file.seek(offset)
@@ -117,6 +118,17 @@ def bind_weights(
         BoundWeight(slot.weight.name, slot.rule.weights, slot.rule.granularity, slot.size)
         for slot in slots
     )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Element-wise work gains nothing from threads and loses much on busy cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _aligned(offset: int) -> int:

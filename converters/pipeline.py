@@ -21,14 +21,22 @@ from converters.bundle import BundleSpec, Section, read_bundle, write_bundle
 from converters.graph import Graph, obtain_graph
 from converters.proof import ProofOptions, prove
 from converters.publish import publish
-from converters.source import Source, SourceOptions, choose_recipe, open_source
-from hermes.errors import VerificationError
+from converters.source import (
+    Source,
+    SourceOptions,
+    choose_recipe,
+    open_source,
+    rewrite_source,
+)
+from hermes.errors import UsageError, VerificationError
 from hermes.progress import OnProgress, Progress, silent
 from hermes.recipe import Recipe
 from hermes.report.check import Report
+from hermes.rewrite import RewritableModel
 from hermes.signatures import graph_weights
 
 RECIPE_KEY = "hermes_recipe"
+SUFFIX = ".litertlm"
 _PACKAGES = (
     "torch",
     "litert-torch",
@@ -94,22 +102,32 @@ def convert(options: ConvertOptions, on_progress: OnProgress = silent) -> Report
         VerificationError: a rung is red; nothing is published. The report is its `report`.
         HermesError: anything else that stops the conversion; nothing is published.
     """
+    if options.target.suffix != SUFFIX:
+        raise UsageError(
+            f"the output is called {options.target.name}",
+            expected=f"a name that ends in {SUFFIX}: LiteRT-LM recognises the file by it",
+            todo=f"write to {options.target.with_suffix(SUFFIX).name}",
+        )
     stages = Stages()
     with publish(options.target, options.force) as part, _work_folder(options.target) as work:
         with stages.timed("open"):
             on_progress(Progress("opening the checkpoint"))
             source = open_source(options.source)
             recipe = choose_recipe(options.recipe, source, options.context, options.prefill)
-        graph, bound = _build(source, recipe, options, part, work, stages, on_progress)
+            rewritten = rewrite_source(source, recipe)
+        graph, bound = _build(source, rewritten, recipe, options, part, work, stages, on_progress)
         report = Report()
         if options.verify:
             with stages.timed("verify"):
-                outcome = prove(source, recipe, graph, part, work, options.proof, on_progress)
+                outcome = prove(
+                    source, rewritten, recipe, graph, part, work, options.proof, on_progress
+                )
             report = outcome.report
         report.facts.update(
             describe_source(source),
             recipe=recipe.to_dict(),
             graph={"made": graph.made, "reason": graph.reason, "seconds": round(graph.seconds, 3)},
+            rewrites={"done": list(rewritten.done), "notes": list(rewritten.notes)},
             weights=_summary(bound),
             bundle=_describe_bundle(part, options.target),
             seconds=stages.seconds,
@@ -148,6 +166,7 @@ class RedReportError(VerificationError):
 
 def _build(
     source: Source,
+    rewritten: RewritableModel,
     recipe: Recipe,
     options: ConvertOptions,
     part: Path,
@@ -156,7 +175,7 @@ def _build(
     on_progress: OnProgress,
 ) -> tuple[Graph, tuple[BoundWeight, ...]]:
     """Graph, weights, bundle; the bundle goes to `part`."""
-    config = source.mapped.config
+    config = rewritten.config
     model = work / "model.tflite"
     with stages.timed("graph"):
         on_progress(Progress("making the graph"))
@@ -170,7 +189,7 @@ def _build(
             done += 1
             on_progress(Progress("writing the weights", done, total, "tensors", name))
 
-        bound = bind_weights(graph.path, config, recipe, source.mapped.weights, model, on_weight)
+        bound = bind_weights(graph.path, config, recipe, rewritten.weights, model, on_weight)
     with stages.timed("bundle"):
         on_progress(Progress("writing the bundle"))
         spec = BundleSpec(

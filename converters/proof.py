@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,12 @@ from converters.bind import bind_weights
 from converters.bundle import extract_section, read_bundle
 from converters.graph import Graph
 from converters.source import Source
+from hermes.checkpoint.source import LazyTensor
+from hermes.config import HermesConfig
 from hermes.errors import BadInputError
 from hermes.progress import OnProgress, Progress, silent
 from hermes.recipe import QuantizationRule, Recipe
+from hermes.rewrite import RewritableModel
 from hermes.runners.flatbuffer import FlatbufferRunner
 from hermes.runners.litert_lm import LiteRtLmRunner
 from hermes.runners.reference import ReferenceRunner
@@ -52,6 +56,7 @@ def assets() -> Path:
 
 def prove(
     source: Source,
+    rewritten: RewritableModel,
     recipe: Recipe,
     graph: Graph,
     bundle: Path,
@@ -63,6 +68,7 @@ def prove(
 
     Args:
         source: the opened checkpoint, the ladder's foot.
+        rewritten: its weights after the recipe's rewrites.
         recipe: limits and shapes of the bundle.
         graph: the weightless graph, to bind the float form from.
         bundle: the finished file.
@@ -70,19 +76,20 @@ def prove(
         options: texts and threads.
         on_progress: told which rung is running.
     """
-    model = reference_model(source)
-    config = source.mapped.config
+    model = reference_model(source.mapped.config, source.mapped.weights)
+    config = rewritten.config
+    built = reference_model(config, rewritten.weights) if rewritten.done else model
     opened = read_bundle(bundle)
     unpacked, floating = work / "unpacked.tflite", work / "float32.tflite"
     extract_section(opened, opened.section("TFLiteModel"), unpacked)
     on_progress(Progress("binding the float form"))
-    plain = Recipe("float32", graph=recipe.graph, quantization=(QuantizationRule("*", "float32"),))
-    bind_weights(graph.path, config, plain, source.mapped.weights, floating)
+    plain = replace(recipe, quantization=(QuantizationRule("*", "float32"),))
+    bind_weights(graph.path, config, plain, rewritten.weights, floating)
 
     def exportable() -> ExportableRunner:
         from hermes.runners.exportable import ExportableRunner
 
-        return ExportableRunner(config, recipe.export, recipe.graph, model.state_dict())
+        return ExportableRunner(config, recipe.export, recipe.graph, built.state_dict())
 
     with FlatbufferRunner(unpacked, threads=options.threads) as file:
         file_signatures = file.signatures
@@ -99,6 +106,7 @@ def prove(
         source_keys=list(source.checkpoint.tensors),
         golden=None if options.golden is None else read_golden(options.golden),
         reference=ReferenceRunner(model, recipe.export.prefill),
+        rewritten=ReferenceRunner(built, recipe.export.prefill) if rewritten.done else None,
         exportable=exportable,
         float_flatbuffer=lambda: FlatbufferRunner(floating, threads=options.threads),
         signatures=build_signatures(config, recipe.export.context, recipe.export.prefill),
@@ -113,16 +121,15 @@ def prove(
     return climb(given, lambda rung, name: on_progress(Progress(f"rung {rung}: {name}")))
 
 
-def reference_model(source: Source) -> HermesForCausalLM:
-    """The reference with the checkpoint's weights in float32, loaded strictly."""
+def reference_model(config: HermesConfig, weights: Mapping[str, LazyTensor]) -> HermesForCausalLM:
+    """The reference with these weights in float32, loaded strictly."""
     from hermes.model import build_model
     from hermes.parameters import EMBEDDING, HEAD
 
-    mapped = source.mapped
-    state = {name: tensor.read().float() for name, tensor in mapped.weights.items()}
-    if mapped.config.tie_embeddings:
+    state = {name: tensor.read().float() for name, tensor in weights.items()}
+    if config.tie_embeddings:
         state[HEAD] = state[EMBEDDING]
-    model = build_model(mapped.config)
+    model = build_model(config)
     model.load_state_dict(state, strict=True)
     return model.eval()
 

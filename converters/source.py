@@ -11,6 +11,7 @@ from hermes.checkpoint import Checkpoint, open_checkpoint
 from hermes.errors import BadInputError, UsageError
 from hermes.layouts import MappedModel, map_checkpoint
 from hermes.recipe import Recipe, load_recipe
+from hermes.rewrite import RewritableModel, rewrite_model
 from hermes.tokenizer import (
     PromptContract,
     Tokenizer,
@@ -95,7 +96,14 @@ def choose_recipe(
             expected=f"at most {trained}",
             todo="choose a shorter context",
         )
-    return recipe.with_shapes(context or min(recipe.export.context, trained), prefill)
+    if context is None:
+        context = min(recipe.export.context, trained)
+    return recipe.with_shapes(context, prefill)
+
+
+def rewrite_source(source: Source, recipe: Recipe) -> RewritableModel:
+    """The mapped model after the recipe's rewrites; still lazy."""
+    return rewrite_model(source.mapped.config, source.mapped.weights, recipe.rewrites)
 
 
 def _tokenizer_beside(checkpoint: Checkpoint) -> Tokenizer:

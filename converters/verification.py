@@ -10,7 +10,7 @@ from converters.bundle import Bundle, extract_section, read_bundle
 from converters.graph import obtain_graph
 from converters.pipeline import RECIPE_KEY, describe_machine, describe_source
 from converters.proof import ProofOptions, prove
-from converters.source import SourceOptions, open_source
+from converters.source import SourceOptions, open_source, rewrite_source
 from hermes.errors import BadInputError, NativeToolError
 from hermes.progress import OnProgress, Progress, silent
 from hermes.recipe import ExportShapes, Recipe, load_recipe, recipe_names
@@ -44,8 +44,9 @@ def verify_bundle(
         work = Path(folder)
         chosen = _recipe_of(opened, recipe, work)
         on_progress(Progress("making the graph"))
-        graph = obtain_graph(source.mapped.config, chosen.export, chosen.graph, work)
-        outcome = prove(source, chosen, graph, bundle, work, proof, on_progress)
+        rewritten = rewrite_source(source, chosen)
+        graph = obtain_graph(rewritten.config, chosen.export, chosen.graph, work)
+        outcome = prove(source, rewritten, chosen, graph, bundle, work, proof, on_progress)
     outcome.report.facts.update(
         describe_source(source),
         recipe=chosen.to_dict(),

@@ -142,24 +142,26 @@ class ExportableModel(nn.Module):
         position = input_pos[0]
         outputs: dict[str, Tensor] = {}
         for layer in range(self.config.num_layers):
-            normed = self._norm(x, weights[f"input_layernorm_{layer}"])
+            normed = self._norm(x, weights.get(f"input_layernorm_{layer}"))
             q, k, v = self._project(normed, layer, cos, sin, weights)
             keys = cache_write(kv_cache[f"k_{layer}"], k, position, 2)
             values = cache_write(kv_cache[f"v_{layer}"], v, position, 3)
             outputs[f"kv_cache_k_{layer}"], outputs[f"kv_cache_v_{layer}"] = keys, values
             attended = self._attend(q, keys, values, mask)
             x = x + self._linear(attended, f"o_proj_{layer}", weights)
-            normed = self._norm(x, weights[f"post_attention_layernorm_{layer}"])
+            normed = self._norm(x, weights.get(f"post_attention_layernorm_{layer}"))
             x = x + self._feed_forward(normed, layer, weights)
         if self.with_logits:
-            x = self._norm(x, weights["norm"])
+            x = self._norm(x, weights.get("norm"))
             head = weights["embed_tokens" if self.config.tie_embeddings else "lm_head"]
             outputs["logits"] = F.linear(x, head).unsqueeze(0)
         return outputs
 
-    def _norm(self, x: Tensor, gain: Tensor) -> Tensor:
+    def _norm(self, x: Tensor, gain: Tensor | None) -> Tensor:
+        """RMSNorm; without a gain where the recipe folds it into the next matrix."""
         mean_square = (x * x).mean(-1, keepdim=True)
-        return x * torch.rsqrt(mean_square + self.config.rms_norm_eps) * gain
+        normed = x * torch.rsqrt(mean_square + self.config.rms_norm_eps)
+        return normed if gain is None else normed * gain
 
     def _linear(self, x: Tensor, name: str, weights: Mapping[str, Tensor]) -> Tensor:
         stem, layer = name.rsplit("_", 1)
@@ -219,4 +221,3 @@ class ExportableModel(nn.Module):
             gate = self._linear(x, f"gate_proj_{layer}", weights)
             up = self._linear(x, f"up_proj_{layer}", weights)
         return self._linear(F.silu(gate) * up, f"down_proj_{layer}", weights)
-

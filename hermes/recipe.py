@@ -6,6 +6,7 @@ A recipe knows names, bits and numbers, and nothing about any converter. Named r
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -60,10 +61,13 @@ class GraphOptions:
     Attributes:
         fuse_qkv: one matmul for the query, key and value projections.
         fuse_gate_up: one matmul for the gate and up projections.
+        norm_gains: norms multiply by their gains; off where a rewrite has folded them. Set by
+            `Recipe`, not by the file.
     """
 
     fuse_qkv: bool = True
     fuse_gate_up: bool = True
+    norm_gains: bool = True
 
 
 @dataclass(frozen=True)
@@ -101,17 +105,45 @@ class Limits:
     positions: int = 256
     near_tie: float = 1e-3
 
+    def problems(self) -> list[str]:
+        """Every bar that nothing or everything would pass."""
+        found = []
+        for name in ("float_logits", "kl_mean", "near_tie"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                found.append(f"limits.{name} is {value}, expected a finite number from 0 on")
+        if not 0 <= self.top1 <= 1:
+            found.append(f"limits.top1 is {self.top1}, expected 0 to 1")
+        if self.positions < 1:
+            found.append(f"limits.positions is {self.positions}, expected at least 1")
+        return found
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """One named way to export a model."""
+    """One named way to export a model.
+
+    Attributes:
+        name: for reports and the bundle's metadata.
+        description: one line.
+        export: static shapes.
+        graph: choices of the graph.
+        rewrites: float-exact rewrites of `hermes.rewrite`, in order.
+        quantization: rules, the first that matches a matrix counts.
+        limits: bars of the ladder.
+    """
 
     name: str
     description: str = ""
     export: ExportShapes = field(default_factory=ExportShapes)
     graph: GraphOptions = field(default_factory=GraphOptions)
+    rewrites: tuple[str, ...] = ()
     quantization: tuple[QuantizationRule, ...] = ()
     limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        graph = replace(self.graph, norm_gains="fold_norm_gains" not in self.rewrites)
+        object.__setattr__(self, "graph", graph)
 
     def rule_for(self, parameter: str) -> QuantizationRule:
         """The first rule that matches a Hermes parameter name; float32 where none does."""
@@ -137,7 +169,7 @@ class Recipe:
 
     def with_shapes(self, context: int | None, prefill: Iterable[int] | None) -> Recipe:
         """The recipe with the command line's shapes; a given ladder is taken as it is."""
-        shapes = replace(self.export, context=context or self.export.context)
+        shapes = self.export if context is None else replace(self.export, context=context)
         lengths = tuple(prefill or ())
         shapes = replace(shapes, prefill=lengths) if lengths else shapes.fitted()
         _raise_for(shapes.problems(), f"recipe {self.name}")
@@ -149,7 +181,7 @@ class Recipe:
 
 
 _Section = TypeVar("_Section", ExportShapes, GraphOptions, QuantizationRule, Limits)
-_SECTIONS = ("name", "description", "export", "graph", "quantization", "limits")
+_SECTIONS = ("name", "description", "export", "graph", "rewrites", "quantization", "limits")
 _CHOICES = {"weights": ("float32", "int8"), "granularity": ("channel", "tensor")}
 
 
@@ -177,22 +209,37 @@ def parse_recipe(values: Mapping[str, Any], where: str, default_name: str) -> Re
     shapes = _section(ExportShapes, values.get("export", {}), "export", problems)
     graph = _section(GraphOptions, values.get("graph", {}), "graph", problems)
     limits = _section(Limits, values.get("limits", {}), "limits", problems)
+    rewrites = values.get("rewrites", [])
+    if not (isinstance(rewrites, list) and all(isinstance(name, str) for name in rewrites)):
+        problems.append(f"rewrites is {rewrites!r}, expected a list of names")
     rules = []
-    for index, entry in enumerate(values.get("quantization", [])):
+    for index, entry in enumerate(_entries(values, problems)):
         rule = _section(QuantizationRule, entry, f"quantization[{index}]", problems)
         if rule is not None:
             rules.append(rule)
-    if shapes is not None:
-        problems.extend(shapes.problems())
+    for part in (shapes, limits):
+        problems.extend(part.problems() if part is not None else ())
+    for key in ("name", "description"):
+        if not isinstance(values.get(key, ""), str):
+            problems.append(f"{key} is {values[key]!r}, expected str")
     _raise_for(problems, where)
     return Recipe(
         name=str(values.get("name", default_name)),
         description=str(values.get("description", "")),
         export=cast(ExportShapes, shapes),
         graph=cast(GraphOptions, graph),
+        rewrites=tuple(rewrites),
         quantization=tuple(rules),
         limits=cast(Limits, limits),
     )
+
+
+def _entries(values: Mapping[str, Any], problems: list[str]) -> list[object]:
+    entries = values.get("quantization", [])
+    if isinstance(entries, list):
+        return entries
+    problems.append(f"quantization is {entries!r}, expected [[quantization]] tables")
+    return []
 
 
 def _section(

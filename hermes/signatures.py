@@ -104,7 +104,8 @@ def graph_weights(config: HermesConfig, options: GraphOptions) -> tuple[GraphWei
     weights = [GraphWeight("embed_tokens", table, ("embed_tokens.weight",), "matrix")]
     for layer in range(config.num_layers):
         weights.extend(_layer_weights(config, options, layer))
-    weights.append(GraphWeight("norm", (config.hidden_size,), ("norm.weight",), "gain"))
+    if options.norm_gains:
+        weights.append(GraphWeight("norm", (config.hidden_size,), ("norm.weight",), "gain"))
     if not config.tie_embeddings:
         weights.append(GraphWeight("lm_head", table, ("lm_head.weight",), "matrix"))
     return tuple(weights)
@@ -141,7 +142,9 @@ def _layer_weights(config: HermesConfig, options: GraphOptions, layer: int) -> l
             biases = tuple(f"{prefix}{part}.bias" for part in projections)
             weights.append(GraphWeight(f"{name}_bias_{layer}", (rows,), biases, "bias"))
     for name, shape in shapes.items():
-        if name.endswith("norm.weight"):
+        # The q and k norms' gains act inside the attention and are never folded.
+        folded = not options.norm_gains and name.endswith("layernorm.weight")
+        if name.endswith("norm.weight") and not folded:
             gain = name.removesuffix(".weight").split(".")[-1]
             weights.append(GraphWeight(f"{gain}_{layer}", shape, (prefix + name,), "gain"))
     return weights

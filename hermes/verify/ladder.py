@@ -21,6 +21,7 @@ from hermes.verify.feeding import Observation
 from hermes.verify.golden import Golden, check_golden
 from hermes.verify.keys import Mapped, check_keys, signature_problems
 from hermes.verify.quantized import check_quantized
+from hermes.verify.rewritten import check_rewritten
 from hermes.verify.runtime import RuntimeData, check_runtime
 
 _T = TypeVar("_T")
@@ -40,6 +41,7 @@ class LadderInput:
         source_keys: every tensor name of the checkpoint.
         golden: logits of the user's training code.
         reference: the oracle.
+        rewritten: the oracle with rewritten weights; None if the recipe rewrites nothing.
         exportable: the static-shape module.
         float_flatbuffer: the float32 bound file.
         signatures: what was asked of the file, and
@@ -56,6 +58,7 @@ class LadderInput:
     source_keys: Collection[str] = ()
     golden: Golden | None = None
     reference: Scorer | None = None
+    rewritten: Scorer | None = None
     exportable: OpenLogits | None = None
     float_flatbuffer: OpenLogits | None = None
     signatures: Sequence[Signature] = ()
@@ -137,10 +140,18 @@ class _State:
         reference = _present(self.given.reference)
         return check_golden(_present(self.given.golden), reference, self.given.limits.float_logits)
 
+    def rewrites(self) -> list[Check]:
+        return check_rewritten(
+            _present(self.given.rewritten),
+            _present(self.given.reference),
+            self.given.text_ids,
+            self.given.limits.float_logits,
+        )
+
     def exportable(self) -> list[Check]:
         return check_against_reference(
             self.exported(),
-            _present(self.given.reference),
+            self.given.rewritten or _present(self.given.reference),
             self.given.text_ids,
             self.given.limits.float_logits,
         )
@@ -181,6 +192,7 @@ def _rungs(state: _State) -> dict[int, tuple[Callable[[], list[Check]], str]]:
     needs: dict[int, tuple[Callable[[], list[Check]], dict[str, object]]] = {
         0: (state.keys, {"checkpoint mapping": given.mapped}),
         1: (state.golden, {"golden logits": given.golden, "reference": given.reference}),
+        2: (state.rewrites, {"rewrites": given.rewritten, "reference": given.reference}),
         3: (
             state.exportable,
             {"exportable module": given.exportable, "reference": given.reference},

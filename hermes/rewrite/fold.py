@@ -1,0 +1,59 @@
+"""Fold the norms' gains into the matrices that read the normed stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hermes.checkpoint.source import LazyTensor
+from hermes.parameters import FINAL_NORM, HEAD
+from hermes.rewrite.model import RewritableModel, by_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAME = "fold_norm_gains"
+
+READERS = {
+    "input_layernorm.weight": (
+        "self_attn.q_proj.weight",
+        "self_attn.k_proj.weight",
+        "self_attn.v_proj.weight",
+    ),
+    "post_attention_layernorm.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+}
+"""Norm of a layer -> matrices that read its output."""
+
+
+def fold_norm_gains(model: RewritableModel) -> RewritableModel:
+    """W (g * x) = (W diag(g)) x: every gain becomes 1, its readers' columns are scaled.
+
+    The final norm's gain goes into the head, which therefore needs a table of its own. The q and k
+    norms of Qwen3 stay: their output is rotated, not multiplied by a matrix.
+    """
+    model.refuse_again(NAME)
+    model = model.untied()
+    changed: dict[str, LazyTensor] = {}
+    for layer in range(model.config.num_layers):
+        for norm, readers in READERS.items():
+            gain = model.weights[f"layers.{layer}.{norm}"]
+            for reader in readers:
+                name = f"layers.{layer}.{reader}"
+                changed[name] = _scaled(model.weights[name], gain)
+            changed[f"layers.{layer}.{norm}"] = _ones(gain, f"layers.{layer}.{norm}")
+    gain = model.weights[FINAL_NORM]
+    changed[FINAL_NORM] = _ones(gain, FINAL_NORM)
+    changed[HEAD] = _scaled(model.weights[HEAD], gain)
+    return model.changed(NAME, changed)
+
+
+def _scaled(matrix: LazyTensor, gain: LazyTensor) -> LazyTensor:
+    return by_rows(matrix, lambda rows: rows * gain.read().double())
+
+
+def _ones(gain: LazyTensor, name: str) -> LazyTensor:
+    import torch
+
+    def read(start: int, stop: int) -> Tensor:
+        return torch.ones(stop - start)
+
+    return LazyTensor(name, gain.shape, "float32", gain.origin, read)
