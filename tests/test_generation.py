@@ -37,7 +37,7 @@ def loaded(**changes: Any) -> HermesForCausalLM:
 MODEL = loaded()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(cuts=st.sets(st.integers(1, 11)))
 def test_a_cache_fed_in_pieces_gives_the_same_logits(cuts: set[int]) -> None:
     cache: KVCache = []

@@ -234,7 +234,7 @@ def test_the_loss_is_the_mean_over_labels_that_are_not_padding(pad: int | None) 
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(start=st.integers(0, 52), length=st.integers(1, 12), seed=st.integers(0, 99))
 def test_start_pos_shifts_the_rotary_positions_only(start: int, length: int, seed: int) -> None:
     """Scores depend on distances, so logits stay; the cached keys are turned further."""
