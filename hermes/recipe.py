@@ -7,7 +7,6 @@ A recipe knows names, bits and numbers, and nothing about any converter. Named r
 from __future__ import annotations
 
 import math
-import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -105,19 +104,6 @@ class Limits:
     top1: float = 0.85
     positions: int = 256
     near_tie: float = 1e-3
-
-    def problems(self) -> list[str]:
-        """Every bar that nothing or everything would pass."""
-        found = []
-        for name in ("float_logits", "kl_mean", "near_tie"):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                found.append(f"limits.{name} is {value}, expected a finite number from 0 on")
-        if not 0 <= self.top1 <= 1:
-            found.append(f"limits.top1 is {self.top1}, expected 0 to 1")
-        if self.positions < 1:
-            found.append(f"limits.positions is {self.positions}, expected at least 1")
-        return found
 
     def problems(self) -> list[str]:
         """Every bar that nothing or everything would pass."""
@@ -246,14 +232,6 @@ def parse_recipe(values: Mapping[str, Any], where: str, default_name: str) -> Re
         quantization=tuple(rules),
         limits=cast(Limits, limits),
     )
-
-
-def _entries(values: Mapping[str, Any], problems: list[str]) -> list[object]:
-    entries = values.get("quantization", [])
-    if isinstance(entries, list):
-        return entries
-    problems.append(f"quantization is {entries!r}, expected [[quantization]] tables")
-    return []
 
 
 def _entries(values: Mapping[str, Any], problems: list[str]) -> list[object]:
