@@ -202,7 +202,7 @@ def same_values(first: LazyTensor, second: LazyTensor) -> bool:
 
 def _row_bytes(tensor: LazyTensor, start: int, stop: int) -> bytes | bytearray:
     """The rows' bytes, without importing torch where they are stored as they are."""
-    if tensor.raw is not None:
+    if tensor.raw is not None and tensor.location is not None:
         return tensor.raw(start, stop)
     import torch
 
