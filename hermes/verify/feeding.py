@@ -105,7 +105,9 @@ def equivalence_feeds(lengths: Sequence[int], capacity: int, steps: int = 4) -> 
     """
     feeds = [Feed("stepwise", (Steps(min(capacity, 8 * steps)),))]
     for length in sorted(lengths):
-        feeds.extend(_length_feeds(length, capacity, steps))
+        # The longest costs most, and filling the context begins with it, padded and then full.
+        if length <= _CHEAP_LENGTH or length < max(lengths):
+            feeds.extend(_length_feeds(length, capacity, steps))
     if capacity >= 4 * steps:
         feeds.append(_second_turn(lengths, capacity, steps))
     feeds.append(_to_the_end(lengths, capacity, steps))
@@ -149,7 +151,12 @@ def _second_turn(lengths: Sequence[int], capacity: int, steps: int) -> Feed:
 
 
 def _to_the_end(lengths: Sequence[int], capacity: int, steps: int) -> Feed:
-    """Prefill as far as possible, decode up to the very last slot."""
-    calls = runtime_plan(max(0, capacity - steps), lengths, 0, capacity)
+    """Prefill as far as possible, the longest signature padded first; decode to the last slot."""
+    longest = max(lengths, default=0)
+    calls: tuple[Prefill, ...] = ()
+    if longest > 1 and max(1, longest // 3) + longest + steps <= capacity:
+        calls = (Prefill(max(1, longest // 3), longest),)
+    fed = sum(call.count for call in calls)
+    calls += runtime_plan(max(0, capacity - steps - fed), lengths, fed, capacity)
     fed = sum(call.count for call in calls)
     return Feed("context filled", (*calls, Steps(capacity - fed)))
