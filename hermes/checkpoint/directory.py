@@ -59,6 +59,13 @@ def weights_in(folder: Path) -> tuple[Path, list[str]]:
             expected=f"one of {', '.join(INDEX_FILES)}",
             todo="download or copy the index too",
         )
+    pieces = list(folder.glob("*.distcp"))
+    if pieces and not found:
+        raise BadInputError(
+            f"{folder}: a distributed checkpoint of {len(pieces)} parts",
+            expected="one file with full tensors",
+            todo="python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER all.pt",
+        )
     parts = [path for path in found if path.name.startswith("consolidated.")]
     if len(parts) > 1:
         raise BadInputError(

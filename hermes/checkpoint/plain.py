@@ -46,10 +46,10 @@ def _plain(value: object, depth: int, done: dict[int, object]) -> object:
     label = value.class_name if isinstance(value, ForeignObject) else type(value).__name__
     done[id(value)] = f"<{label}>"
     if isinstance(value, ForeignObject):
-        value = value.attributes
-    if depth > _MAX_DEPTH or isinstance(value, PickledTensor) or not value:
-        return value if value in ({}, [], ()) else f"<{label}>"
+        value = value.attributes or None
     plain: object = f"<{label}>"
+    if depth > _MAX_DEPTH or isinstance(value, PickledTensor):
+        return plain
     if isinstance(value, Mapping):
         plain = {str(key): _plain(item, depth + 1, done) for key, item in value.items()}
     elif isinstance(value, (list, tuple, set)):

@@ -9,12 +9,12 @@ Objects of classes that we do not know (a training code's config dataclass, say)
 from __future__ import annotations
 
 import pickle
-import sys
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from hermes.checkpoint.pickle_names import STORAGE_DTYPES, may_stay_inert
 from hermes.checkpoint.source import ITEM_SIZES
 from hermes.errors import BadInputError
 
@@ -74,49 +74,6 @@ class ForeignObject:
 
     def extend(self, values: list[object]) -> None:
         self.elements.extend(values)
-
-
-_STORAGE_DTYPES = {
-    "DoubleStorage": "float64",
-    "FloatStorage": "float32",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-    "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128",
-    "QInt8Storage": "int8",
-    "QUInt8Storage": "uint8",
-    "QInt32Storage": "int32",
-    "UntypedStorage": None,
-}
-
-# Library classes whose pickled form is a call; they appear in configs and metrics and stay inert.
-_INERT_CALLS = {
-    "_codecs.encode",
-    "collections.Counter",
-    "datetime.date",
-    "datetime.datetime",
-    "datetime.timedelta",
-    "decimal.Decimal",
-    "numpy.core.multiarray._reconstruct",
-    "numpy.core.multiarray.scalar",
-    "numpy._core.multiarray._reconstruct",
-    "numpy._core.multiarray.scalar",
-    "numpy.dtype",
-    "pathlib.Path",
-    "pathlib.PosixPath",
-    "pathlib.PurePosixPath",
-    "pathlib.WindowsPath",
-    "torch.device",
-    "torch._utils._rebuild_qtensor",
-    "torch._utils._rebuild_sparse_tensor",
-    "uuid.UUID",
-}
 
 
 class TensorUnpickler(pickle._Unpickler):
@@ -179,8 +136,8 @@ class _Call:
 
 
 def _constructor(module: str, name: str) -> object:
-    if module in ("torch", "torch.storage") and name in _STORAGE_DTYPES:
-        return StorageType(_STORAGE_DTYPES[name])
+    if module in ("torch", "torch.storage") and name in STORAGE_DTYPES:
+        return StorageType(STORAGE_DTYPES[name])
     if module == "torch" and name in ITEM_SIZES:
         return DType(name)
     function = _CALLS.get(f"{module}.{name}")
@@ -192,25 +149,13 @@ class _ForeignClass(type):
 
     def __call__(cls, *arguments: object) -> object:
         path = str(cls.__dict__.get("class_name"))
-        if not _may_stay_inert(path):
+        if not may_stay_inert(path):
             raise RefusedPickleError(f"it calls {path}, which is code and not data")
         return ForeignObject.__new__(cls, *arguments)  # type: ignore[arg-type]
 
 
 def _foreign_class(module: str, name: str) -> object:
     return _ForeignClass("Foreign", (ForeignObject,), {"class_name": f"{module}.{name}"})
-
-
-def _may_stay_inert(path: str) -> bool:
-    """Calls of unknown classes of user packages are data (enums, paths); all other calls are not.
-
-    Nothing would run either way. Refusing keeps a tampered file from passing as a checkpoint.
-    """
-    if path in _INERT_CALLS:
-        return True
-    package = path.split(".")[0]
-    is_class = path.rpartition(".")[2][:1].isupper()
-    return is_class and package not in sys.stdlib_module_names and package not in ("torch", "nt")
 
 
 def _rebuild_tensor(
@@ -280,6 +225,7 @@ _CALLS: dict[str, Callable[..., object]] = {
     "collections.OrderedDict": _Mapping,
     "collections.defaultdict": _default_dict,
     "builtins.dict": dict,
+    "builtins.frozenset": set,
     "builtins.set": set,
     "torch.Size": tuple,
     "torch._utils._rebuild_tensor": _rebuild_tensor,

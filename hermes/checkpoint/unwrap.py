@@ -165,8 +165,8 @@ def _split_averaged(found: _WeightSet) -> list[_WeightSet]:
     """Averaged copies that lie in the same dict under a prefix such as `ema_model.`."""
     groups: dict[str, dict[str, PickledTensor]] = {}
     for name, tensor in found.tensors.items():
-        root = name.split(".")[0]
-        group = root if _AVERAGED.search(root) else ""
+        root, _, rest = name.partition(".")
+        group = root if rest and _AVERAGED.search(root) else ""
         groups.setdefault(group, {})[name.removeprefix(f"{group}.")] = tensor
     return [
         _WeightSet((*found.path, group) if group else found.path, tensors)

@@ -21,6 +21,7 @@ _HARMLESS = (
     (r"(.*\.)?position_ids", "position numbers"),
     (r"(.*\.)?masked_bias", "a constant of the mask"),
 )
+_COUNTS = ("int64", "int32", "int16", "int8", "uint8", "bool")
 _REFUSED = (
     (
         r"(.*\.)?(vision_(encoder|tower|model)|visual|multi_modal_projector|mm_projector|MP"
@@ -63,6 +64,8 @@ def sort_leftovers(
             result.tables.append(tensors[name])
         elif MASKS.fullmatch(name):
             result.masks.append(tensors[name])
+        elif tensors[name].numel == 1 and tensors[name].dtype in _COUNTS:
+            result.ignored.append((tensors[name].name, "a counter"))
         elif harmless:
             result.ignored.append((tensors[name].name, harmless))
         else:

@@ -34,6 +34,11 @@ UNSUPPORTED: tuple[tuple[str, str, str], ...] = (
     (r"(.*\.)?mixer\.(A_log|in_proj\.weight)", "Mamba", "state space layers"),
     (r"(.*\.)?(self_attn|attn)\.kv_a_proj_with_mqa\.weight", "DeepSeek", "latent attention"),
     (
+        r"(.*\.)?_?flat_param(_\d+)?",
+        "FSDP shards",
+        "gather the full state_dict where the model was trained",
+    ),
+    (
         r"(.*\.)?(encoder|bert)\.(layer|block)\.\d+\..*",
         "an encoder model",
         "attention to later tokens",

@@ -150,6 +150,11 @@ def test_folder_without_or_with_several_weight_files(tmp_path: Path) -> None:
     refused(tmp_path, "2 weight files", "a.pt", "b.pt")
 
 
+def test_distributed_checkpoints_are_named(tmp_path: Path) -> None:
+    (tmp_path / "__0_0.distcp").write_bytes(b"x")
+    refused(tmp_path, "a distributed checkpoint of 1 parts", "dcp_to_torch")
+
+
 def test_companion_files(tmp_path: Path) -> None:
     torch.save(WEIGHTS, tmp_path / "last.pt")
     write_config(tmp_path, CONFIG)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+import datetime
+import enum
 import pickle
+import random
 import subprocess
 import sys
+import types
 import zipfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from tiny_llama import tiny_config, tiny_weights
@@ -82,6 +88,48 @@ def test_a_config_object_of_unknown_class_is_read_as_data(tmp_path: Path) -> Non
     torch.save({"model": tiny_weights(CONFIG), "config": TrainingConfig()}, tmp_path / "model.pt")
     found = open_checkpoint(tmp_path / "model.pt")
     assert found.config == {"hidden_size": 64, "rope_theta": 5e4, "note": "mine"}
+
+
+class Precision(enum.Enum):
+    HALF = 16
+
+
+def test_what_training_scripts_save_beside_the_weights(tmp_path: Path) -> None:
+    module = torch.nn.Linear(3, 4)
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=10)
+    content = {
+        "model": module.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(),
+        "rng_state": {
+            "python": random.getstate(),
+            "numpy": numpy.random.get_state(),
+            "generator": numpy.random.default_rng(1),
+            "torch": torch.get_rng_state(),
+        },
+        "best": numpy.float64(1.5),
+        "array": numpy.arange(4),
+        "path": Path("a/b"),
+        "when": datetime.datetime(2026, 1, 1),
+        "precision": Precision.HALF,
+        "args": argparse.Namespace(dim=64, names={"a", "b"}),
+        "more": types.SimpleNamespace(x=1),
+        "counts": Counter("abca"),
+        "seen": frozenset([1, 2]),
+        "dtype": torch.bfloat16,
+        "device": torch.device("cpu"),
+    }
+    for zipped in (True, False):
+        torch.save(content, tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
+        found = open_checkpoint(tmp_path / "model.pt")
+        assert set(found.tensors) == {"weight", "bias"}
+        assert torch.equal(found.tensors["weight"].read(), module.weight)
+        assert found.config is not None
+        assert found.config["dim"] == 64
+        assert set(found.config["names"]) == {"a", "b"}
 
 
 def test_a_whole_pickled_module_gives_its_parameters(tmp_path: Path) -> None:
@@ -192,6 +240,13 @@ def test_quantized_tensor_is_refused_by_name(tmp_path: Path) -> None:
     quantized = torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)
     torch.save({"a": torch.ones(3), "layer.weight": quantized}, tmp_path / "model.pt")
     with pytest.raises(UnsupportedModelError, match=r"layer\.weight: already quantized"):
+        open_checkpoint(tmp_path / "model.pt")
+
+
+def test_tensors_without_data_are_refused_by_name(tmp_path: Path) -> None:
+    content = {"a": torch.ones(3), "layer.weight": torch.empty(3, device="meta")}
+    torch.save(content, tmp_path / "model.pt")
+    with pytest.raises(BadInputError, match=r"layer\.weight: a .*meta_tensor"):
         open_checkpoint(tmp_path / "model.pt")
 
 

@@ -141,6 +141,39 @@ def test_config_saved_beside_the_weights(tmp_path: Path, name: str) -> None:
     assert largest_gap(logits_of(model), EXPECTED) < 1e-4
 
 
+def test_counters_of_averaging_and_training_are_listed(tmp_path: Path) -> None:
+    counters = {"n_averaged": torch.tensor(7), "initted": torch.tensor([True])}
+    torch.save({**prefixed("module."), **counters}, tmp_path / "model.pt")
+    model = mapped(tmp_path / "model.pt", CONFIG)
+    assert {("n_averaged", "a counter"), ("initted", "a counter")} <= set(model.ignored)
+    assert largest_gap(logits_of(model), EXPECTED) < 1e-4
+
+
+def test_deepspeed_model_states(tmp_path: Path) -> None:
+    content = {
+        "module": WEIGHTS,
+        "buffer_names": ["a"],
+        "optimizer": None,
+        "param_shapes": [{name: value.shape for name, value in WEIGHTS.items()}],
+        "shared_params": {},
+        "ds_config": {"train_batch_size": 8, "zero_optimization": {"stage": 2}},
+        "ds_version": "0.16",
+        "global_steps": 100,
+    }
+    torch.save(content, tmp_path / "mp_rank_00_model_states.pt")
+    model = mapped(tmp_path / "mp_rank_00_model_states.pt", CONFIG)
+    assert largest_gap(logits_of(model), EXPECTED) < 1e-4
+
+
+def test_lists_and_tuples_of_a_saved_config(tmp_path: Path) -> None:
+    config = CONFIG | {"no_rope_layers": (), "architectures": ("X",), "nested": {"empty": {}}}
+    torch.save({"model": WEIGHTS, "config": config}, tmp_path / "model.pt")
+    assert open_checkpoint(tmp_path / "model.pt").config == config | {
+        "no_rope_layers": [],
+        "architectures": ["X"],
+    }
+
+
 def test_a_list_is_no_checkpoint(tmp_path: Path) -> None:
     torch.save([torch.ones(3)], tmp_path / "model.pt")
     with pytest.raises(BadInputError, match="holds a list"):

@@ -106,6 +106,7 @@ def test_quantized_files_are_refused_by_name(tmp_path: Path, extra: dict[str, An
         (("transformer.wte.weight", "transformer.h.0.attn.c_attn.weight"), "GPT-2"),
         (("gpt_neox.layers.0.attention.query_key_value.weight",), "GPT-NeoX"),
         (("backbone.layers.0.mixer.A_log",), "Mamba"),
+        (("_fsdp_wrapped_module._flat_param",), "FSDP shards"),
         (("bert.encoder.layer.0.attention.self.query.weight",), "encoder"),
     ],
 )
