@@ -133,6 +133,29 @@ def test_every_kind_equals_the_package(tmp_path: Path, kind: Kind) -> None:
             assert torch.equal(opened[tensor.name].read(5, 9).float(), found[5:9])
 
 
+READABLE = [kind for kind in Kind if kind in gguf.quants._type_traits]
+
+
+@pytest.mark.parametrize("kind", READABLE, ids=lambda kind: kind.name)
+def test_rows_of_every_dequantizable_kind(tmp_path: Path, kind: Kind) -> None:
+    """Random blocks, since the package cannot quantize to most kinds; rows equal the whole."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    columns = 2 * max(block, 64)
+    random = numpy.random.default_rng(kind.value)
+    data = random.integers(0, 256, (6, columns // block * size), dtype=numpy.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("a", data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tensor = open_checkpoint(tmp_path / "model.gguf").tensors["a"]
+    wanted = torch.from_numpy(gguf.quants.dequantize(data, kind))
+    assert tensor.shape == (6, columns) == tuple(wanted.shape)
+    assert torch.equal(tensor.read().float().nan_to_num(), wanted.nan_to_num())
+    assert torch.equal(tensor.read(2, 5).float().nan_to_num(), wanted[2:5].nan_to_num())
+
+
 def test_a_tied_model_has_no_output(tmp_path: Path) -> None:
     config = tiny_config()
     weights = tiny_weights(config)
