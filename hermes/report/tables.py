@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hermes.report.check import Report
+from hermes.report.check import Check, Report
 from hermes.report.wording import limit, mark, number, rung, size, skipped
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 _PLAIN_WIDTH = 150
 _DETAIL_LENGTH = 110
+_MANY = 5
 
 
 def print_report(report: Report, stream: TextIO | None = None) -> None:
@@ -30,7 +32,7 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
         table.add_column(heading, justify="right" if right else "left", overflow="fold")
     for index, checks in report.rungs():
         table.add_row("", Text(f"rung {rung(index)}", style="bold"))
-        for check in checks:
+        for check in _condensed(checks):
             red = not check.passed
             detail = check.detail if red else _shortened(check.detail)
             cells = [mark(check), f"  {check.name}", number(check.value), limit(check), detail]
@@ -65,6 +67,23 @@ def print_inspection(facts: Mapping[str, Any], stream: TextIO | None = None) -> 
             for form, group in model["constants"].items()
         ]
         _print_table(console, ("constants", "tensors", "size"), constants)
+
+
+def _condensed(checks: Sequence[Check]) -> list[Check]:
+    """Of many green checks of one kind, `kind, case`, only the one nearest to its limit."""
+    kinds: dict[str, list[Check]] = {}
+    for check in checks:
+        kinds.setdefault(check.name.split(", ")[0], []).append(check)
+    shown: list[Check] = []
+    for kind, group in kinds.items():
+        numbers = [check for check in group if isinstance(check.value, float)]
+        if len(group) < _MANY or len(numbers) < len(group) or not all(c.passed for c in group):
+            shown.extend(group)
+            continue
+        worst = max(group, key=lambda check: float(check.value))
+        case = worst.name.removeprefix(f"{kind}, ")
+        shown.append(replace(worst, name=f"{kind}, worst of {len(group)}: {case}"))
+    return shown
 
 
 def _signature_rows(entry: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -109,6 +128,7 @@ def _cell(value: object) -> str:
 
 
 def _shortened(detail: str) -> str:
+    detail = " ".join(detail.split())
     return detail if len(detail) <= _DETAIL_LENGTH else detail[: _DETAIL_LENGTH - 3] + "..."
 
 

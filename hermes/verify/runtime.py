@@ -116,7 +116,8 @@ def _check_chat(
     message: str,
 ) -> list[Check]:
     rendered = runtime.render([{"role": "user", "content": message}])
-    checks = [holds("the chat template renders", 7, bool(rendered), repr(rendered))]
+    renders = holds("the chat template renders", 7, bool(rendered), _yes(rendered), rendered)
+    checks = [renders]
     if not rendered:
         return checks
     (turn,) = runtime.chat([message], data.max_new_tokens)
@@ -130,7 +131,8 @@ def _check_chat(
         count = opening.count(start)
         checks.append(at_most("start tokens in front of the first message", 7, count, 1, detail))
     checks += _compare(runtime, flatbuffer, data, near_tie, message, ids, turn.generation)
-    checks.append(holds("the first message is answered", 7, bool(turn.generation.text), "text"))
+    reply = turn.generation.text
+    checks.append(holds("the first message is answered", 7, bool(reply), _yes(reply), reply))
     return checks
 
 
@@ -210,6 +212,10 @@ def _feed_prompt(runner: LogitsRunner, prompt: Sequence[int]) -> Logits:
 def _forbid(logits: Logits, suppressed: Collection[int]) -> None:
     if suppressed:
         logits[list(suppressed)] = -np.inf
+
+
+def _yes(text: str) -> str:
+    return "yes" if text else "no"
 
 
 def _with_start(start: int | None, ids: Sequence[int]) -> list[int]:

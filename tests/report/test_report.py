@@ -105,6 +105,17 @@ def test_terminal_table(report: Report) -> None:
     assert "<script>" in text
 
 
+def test_many_green_cases_share_a_line_and_red_ones_do_not() -> None:
+    green = [at_most(f"a = b, case {i}", 3, i / 10, 1.0) for i in range(6)]
+    stream = io.StringIO()
+    print_report(Report(green), stream)
+    assert "a = b, worst of 6: case 5" in stream.getvalue()
+    assert "case 4" not in stream.getvalue()
+    stream = io.StringIO()
+    print_report(Report([*green, at_most("a = b, case 6", 3, 2.0, 1.0)]), stream)
+    assert "a = b, case 4" in stream.getvalue()
+
+
 def test_markdown_keeps_one_line_per_check(report: Report) -> None:
     text = to_markdown(report)
     rows = [line for line in text.splitlines() if line.startswith("| ")]

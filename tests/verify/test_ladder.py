@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from cached_llama import CachedLlama, Fault
 from tiny_llama import hermes_config, hermes_weights, reference_logits, tiny_config, tiny_weights
+from torch import Tensor
 
 from hermes.config import HermesConfig
 from hermes.errors import NativeToolError, VerificationError
@@ -86,9 +87,9 @@ class Runtime:
         return (Turn(rendered, answer, answer.prompt_tokens + answer.new_tokens),)
 
 
-def reference() -> ReferenceRunner:
+def reference(**changes: Tensor) -> ReferenceRunner:
     model = HermesForCausalLM(CONFIG)
-    model.load_state_dict(hermes_weights(WEIGHTS))
+    model.load_state_dict(hermes_weights(WEIGHTS) | changes)
     return ReferenceRunner(model)
 
 
@@ -106,6 +107,7 @@ def given() -> LadderInput:
         source_keys=[f"model.{name}" for name in parameter_shapes(CONFIG)],
         golden=Golden((TEXT[:20],), (golden,), "float64"),
         reference=reference(),
+        rewritten=reference(),
         exportable=lambda: nullcontext(right()),
         float_flatbuffer=lambda: nullcontext(right()),
         signatures=SIGNATURES,
@@ -126,7 +128,7 @@ def test_everything_right_is_green(given: LadderInput) -> None:
     seen: list[int] = []
     result = climb(given, lambda rung, name: seen.append(rung))
     assert result.error() is None
-    assert seen == [0, 1, 3, 4, 5, 6, 7]
+    assert seen == [0, 1, 2, 3, 4, 5, 6, 7]
     assert result.report.passed
     assert result.report.skipped == {}
     assert len(result.report.series["KL by position"]) == 60
@@ -145,6 +147,13 @@ def test_an_unaccounted_tensor_is_rung_0(given: LadderInput) -> None:
 def test_another_training_code_is_rung_1(given: LadderInput) -> None:
     logits = reference_logits(WEIGHTS, UNTIED, TEXT[:20], style="interleaved").numpy()
     assert first_red(replace(given, golden=Golden((TEXT[:20],), (logits,), "float32"))) == 1
+
+
+def test_a_gain_folded_without_being_removed_is_rung_2(given: LadderInput) -> None:
+    name = "layers.0.self_attn.q_proj.weight"
+    gain = WEIGHTS["model.layers.0.input_layernorm.weight"]
+    folded = reference(**{name: WEIGHTS[f"model.{name}"] * gain})
+    assert first_red(replace(given, rewritten=folded)) == 2
 
 
 @pytest.mark.parametrize("fault", ["rotary pairs interleaved", "cache position off by one"])
@@ -217,12 +226,12 @@ def test_a_dead_runtime_is_exit_7_and_the_other_rungs_still_run(given: LadderInp
     assert result.report.first_red is not None
     assert result.report.first_red.rung == 4
     assert "SIGSEGV" in result.report.first_red.detail
-    assert {check.rung for check in result.report.checks} == {0, 1, 3, 4, 5, 6, 7}
+    assert {check.rung for check in result.report.checks} == {0, 1, 2, 3, 4, 5, 6, 7}
 
 
 def test_what_is_not_given_is_skipped_and_said() -> None:
     result = climb(LadderInput(limits=Limits(), mapped=mapped(), source_keys=[]))
-    assert sorted(result.report.skipped) == [1, 3, 4, 5, 6, 7]
+    assert sorted(result.report.skipped) == [1, 2, 3, 4, 5, 6, 7]
     assert result.report.skipped[1] == "no golden logits"
     nothing = climb(LadderInput(limits=Limits()))
     assert not nothing.report.passed
