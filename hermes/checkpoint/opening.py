@@ -59,6 +59,7 @@ def _open_file(file: Path, weights: str | None) -> Checkpoint:
         return checkpoint
     kind = _sniff(file)
     if kind == "gguf":
+        _one_set(file, weights)
         tensors, metadata = open_gguf(file)
         return Checkpoint(
             file,
@@ -92,14 +93,18 @@ def _open_shard(path: Path) -> dict[str, LazyTensor]:
     return unwrap(tree, make, path.name, None).tensors
 
 
-def _flat(
-    file: Path, tensors: dict[str, LazyTensor], metadata: dict[str, str], weights: str | None
-) -> Checkpoint:
+def _one_set(file: Path, weights: str | None) -> None:
     if weights is not None:
         raise UsageError(
             f"{file.name} holds one set of weights, {weights!r} was asked for",
             todo="leave --weights away",
         )
+
+
+def _flat(
+    file: Path, tensors: dict[str, LazyTensor], metadata: dict[str, str], weights: str | None
+) -> Checkpoint:
+    _one_set(file, weights)
     if not tensors:
         raise BadInputError(f"{file}: holds no tensors", expected="the weights of a model")
     bare, ignored, notes = strip_wrappers(tensors)

@@ -24,6 +24,9 @@ MODEL_TYPES = frozenset(
 )
 """Hugging Face and GGUF model types whose maths Hermes has."""
 
+_GGUF_TYPES = frozenset({"llama", "qwen2", "qwen3", "smollm3"})
+"""GGUF architectures of which we know whether llama.cpp's converter reordered their rows."""
+
 _WINDOW_WORDS = {"sliding_window", "use_sliding_window", "layer_types", "model_type"}
 _EMPTY = (None, False, "", 0)
 
@@ -103,13 +106,11 @@ def _read_window(config: Mapping[str, object], origin: str, facts: Facts) -> Non
 
 def _check_model_type(config: Mapping[str, object], origin: str, facts: Facts) -> None:
     kind = config.get("model_type")
-    if kind is None or kind in MODEL_TYPES:
-        return
-    if isinstance(kind, str) and facts.family == "nanovlm":
+    known = _GGUF_TYPES if facts.family == "gguf" else MODEL_TYPES
+    if kind in known or (kind is None and facts.family != "gguf") or facts.family == "nanovlm":
         return
     facts.refuse(
-        "model_type",
-        f"{origin}: model_type {kind!r} is not one of {', '.join(sorted(MODEL_TYPES))}",
+        "model_type", f"{origin}: model_type {kind!r} is not one of {', '.join(sorted(known))}"
     )
 
 

@@ -71,7 +71,7 @@ def _read_parameters(
         )
     kind = value.get("rope_type", value.get("type", "default"))
     if kind in ("default", None):
-        facts.set("rope_scaling", None, f"{origin}.rope_type", quiet=True)
+        facts.set("rope_scaling", None, f"{origin}.rope_type")
     elif kind in ("linear", "llama3"):
         _read_scaling(value, str(kind), origin, word, facts)
     else:

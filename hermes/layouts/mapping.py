@@ -17,7 +17,7 @@ from hermes.layouts.matching import Match, choose
 from hermes.layouts.operations import Context
 from hermes.layouts.registry import LAYOUTS
 from hermes.layouts.saved_tables import mask_problem, table_problem
-from hermes.layouts.shapes import gather
+from hermes.layouts.shapes import Evidence, gather
 from hermes.layouts.table import Rule
 from hermes.parameters import EMBEDDING, HEAD, parameter_shapes
 
@@ -75,9 +75,10 @@ def map_checkpoint(
     names = list(checkpoint.tensors)
     match, evidence = choose(LAYOUTS, names, family, layout, model_type, str(checkpoint.path))
     facts = merged_facts(checkpoint.config, checkpoint.config_origin, config)
-    resolved = resolve(facts, gather(match, checkpoint.tensors), match.layout)
+    shapes = gather(match, checkpoint.tensors)
+    resolved = resolve(facts, shapes, match.layout)
     leftovers = sort_leftovers(match.unmatched, checkpoint.tensors, match.layout)
-    report = _Report(checkpoint, match, resolved, leftovers)
+    report = _Report(checkpoint, match, shapes, resolved, leftovers)
     report.check()
     report.raise_problems()
     assert resolved.config is not None
@@ -94,6 +95,7 @@ class _Report:
 
     checkpoint: Checkpoint
     match: Match
+    shapes: Evidence
     resolved: Resolved
     leftovers: Leftovers
     problems: list[str] = field(default_factory=list)
@@ -107,11 +109,12 @@ class _Report:
         self.problems += self.leftovers.surplus
         self._dtypes()
         config = self.resolved.config
+        comparable = config or self.shapes.provisional_config()
+        if comparable is not None:
+            self.problems += self._misshaped(comparable)
         if config is None:
             self.problems += [f"nothing tells {item}" for item in self.resolved.demanded]
-            return
-        self.problems += self._misshaped(config)
-        if not self.problems:
+        elif not self.problems:
             self.problems += self._contradicting_tables(config)
 
     def _missing(self) -> list[str]:

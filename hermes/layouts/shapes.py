@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hermes.checkpoint.source import LazyTensor
+from hermes.config import HermesConfig
+from hermes.errors import BadInputError
 from hermes.layouts.matching import Match
 from hermes.layouts.operations import SplitRows, Transpose
 
@@ -28,6 +30,34 @@ class Evidence:
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
+
+    def provisional_config(self) -> HermesConfig | None:
+        """A configuration with these shapes, for comparing shapes while fields are missing.
+
+        Its head count and rotary fields mean nothing.
+        """
+        if not (self.query_rows and self.key_rows and not self.query_rows % self.key_rows):
+            return None
+        width = self.head_dim or self.key_rows
+        try:
+            return HermesConfig(
+                vocab_size=self.vocab_size or 0,
+                hidden_size=self.hidden_size or 0,
+                intermediate_size=self.intermediate_size or 0,
+                num_layers=self.num_layers,
+                num_heads=self.query_rows // width,
+                num_kv_heads=self.key_rows // width,
+                head_dim=width,
+                attention_bias=self.attention_bias,
+                output_bias=self.output_bias,
+                mlp_bias=self.mlp_bias,
+                qk_norm=self.qk_norm,
+                pad_token_id=None,
+                bos_token_id=None,
+                eos_token_id=None,
+            )
+        except BadInputError:
+            return None
 
 
 def gather(found: Match, tensors: Mapping[str, LazyTensor]) -> Evidence:

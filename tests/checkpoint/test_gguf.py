@@ -188,9 +188,10 @@ def test_llama3_factors_are_asked_about_and_checked(tmp_path: Path) -> None:
     assert largest_gap(logits_of(model), wanted) < 1e-4
 
 
-def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
-    write_gguf(tmp_path / "model.gguf", tiny_weights(CONFIG), CONFIG, architecture="gemma2")
-    with pytest.raises(UnsupportedModelError, match="gemma2"):
+@pytest.mark.parametrize("architecture", ["gemma2", "mistral3", "phi3", "hermes"])
+def test_another_architecture_is_refused_by_name(tmp_path: Path, architecture: str) -> None:
+    write_gguf(tmp_path / "model.gguf", tiny_weights(CONFIG), CONFIG, architecture=architecture)
+    with pytest.raises(UnsupportedModelError, match=architecture):
         mapped(tmp_path / "model.gguf")
 
 

@@ -47,7 +47,7 @@ def refused(path: Path, config: dict[str, Any] | None, *words: str) -> HermesErr
 # B08: placeholders of sharded training
 
 
-@pytest.mark.parametrize("with_config", [True, False])
+@pytest.mark.parametrize("given", ["everything", "what shapes cannot tell", "nothing"])
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -59,7 +59,7 @@ def refused(path: Path, config: dict[str, Any] | None, *words: str) -> HermesErr
     ],
 )
 def test_b08_placeholders(
-    tmp_path: Path, name: str, value: torch.Tensor, message: str, with_config: bool
+    tmp_path: Path, name: str, value: torch.Tensor, message: str, given: str
 ) -> None:
     torch.save({**tiny_weights(UNTIED), name: value}, tmp_path / "model.bin")
     minimal = {
@@ -68,7 +68,8 @@ def test_b08_placeholders(
         "rms_norm_eps": 1e-5,
         "max_position_embeddings": 64,
     }
-    error = refused(tmp_path / "model.bin", UNTIED if with_config else minimal, name, message)
+    config = {"everything": UNTIED, "what shapes cannot tell": minimal, "nothing": None}[given]
+    error = refused(tmp_path / "model.bin", config, name, message)
     assert isinstance(error, BadInputError)
     assert "gather the full weights" in error.todo
 
@@ -235,6 +236,10 @@ def test_b18_spellings_of_the_base(tmp_path: Path, spelling: dict[str, Any]) -> 
         ({"rope_theta": 1e5, "rope_scaling": {"rope_type": "llama3", "factor": 4}}, "without low"),
         ({"rope_theta": 1e5, "rope_scaling": 3}, "expected an object or null"),
         ({"rope_parameters": FULL | {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        (
+            {"rope_parameters": FULL, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling is RopeScaling",
+        ),
         ({"rope_theta": "big"}, "rope_theta is 'big'"),
         ({"rope_theta": float("nan")}, "rope_theta is nan"),
     ],

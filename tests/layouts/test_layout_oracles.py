@@ -341,6 +341,33 @@ def test_meta_fields_that_nothing_tells(tmp_path: Path) -> None:
     assert "nothing tells rms_norm_eps" in str(caught.value)
 
 
+def test_a_checkpoint_of_llama2_c(tmp_path: Path) -> None:
+    """Compiled names, settings of the run beside the model's, no eps and no base anywhere."""
+    config = tiny_config()
+    weights = rename(tiny_weights(config), META_NAMES)
+    weights["output.weight"] = weights["tok_embeddings.weight"]
+    arguments = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 128}
+    arguments |= {"multiple_of": 32, "max_seq_len": 64, "dropout": 0.0}
+    content = {
+        "model": {f"_orig_mod.{name}": value for name, value in weights.items()},
+        "optimizer": {"state": {}},
+        "model_args": arguments,
+        "iter_num": 100,
+        "best_val_loss": torch.tensor(1.0),
+        "config": arguments | {"grad_clip": 1.0, "learning_rate": 5e-4, "decay_lr": True},
+    }
+    torch.save(content, tmp_path / "ckpt.pt")
+    with pytest.raises(BadInputError, match="nothing tells rope_theta") as caught:
+        mapped(tmp_path / "ckpt.pt")
+    assert len(caught.value.problems) == 2
+    assert "10000 for Llama 1, 2 and llama2.c" in str(caught.value)
+    model = mapped(tmp_path / "ckpt.pt", {"rope_theta": 10000.0, "norm_eps": 1e-5})
+    assert not model.warnings
+    assert model.config.tie_embeddings
+    wanted = meta_logits(weights, MetaArgs(**meta_args(config)), PROMPT_IDS)
+    assert largest_gap(logits_of(model), wanted) < TOLERANCE
+
+
 def test_meta_scaling_is_asked_about(tmp_path: Path) -> None:
     config = tiny_config()
     weights = rename(tiny_weights(config), META_NAMES)
