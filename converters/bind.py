@@ -184,10 +184,11 @@ def _drop_weight_inputs(model: Any, slots: Mapping[str, _Slot]) -> None:
         readers = _readers(model, subgraph)
         for name, index in found.items():
             slot, tensor = slots[name], subgraph.tensors[index]
+            shape = tuple(int(length) for length in tensor.shape)
             unknown = readers.get(index, set()) - _READERS[slot.weight.kind]
-            if unknown or tuple(tensor.shape) != slot.weight.shape:
+            if unknown or shape != slot.weight.shape:
                 raise NativeToolError(
-                    f"weight {name} of shape {list(tensor.shape)} is read by {sorted(unknown)}",
+                    f"weight {name} of shape {list(shape)} is read by {sorted(unknown)}",
                     expected=f"{list(slot.weight.shape)}, {sorted(_READERS[slot.weight.kind])}",
                 )
             tensor.buffer = buffer_index[id(slot.buffer)]
