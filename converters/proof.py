@@ -11,6 +11,7 @@ from converters.bind import bind_weights
 from converters.bundle import extract_section, read_bundle
 from converters.graph import Graph
 from converters.source import Source
+from hermes.assets import assets_folder
 from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 from hermes.errors import BadInputError
@@ -47,11 +48,6 @@ class ProofOptions:
     text: Path | None = None
     golden: Path | None = None
     threads: int = 2
-
-
-def assets() -> Path:
-    """The folder of shipped texts, prompts and recipes."""
-    return Path(__file__).resolve().parent.parent / "assets"
 
 
 def prove(
@@ -115,7 +111,12 @@ def prove(
         runtime=runtime,
         runtime_data=_runtime_data(source),
         tokenizer_rung=lambda: check_prompt(
-            runtime, source.tokenizer, source.contract, source.suppressed, opened.prompt
+            runtime,
+            source.tokenizer,
+            source.contract,
+            source.suppressed,
+            opened.prompt,
+            recipe.export.context,
         ),
     )
     return climb(given, lambda rung, name: on_progress(Progress(f"rung {rung}: {name}")))
@@ -139,7 +140,7 @@ def text_ids(source: Source, path: Path | None, count: int) -> list[int]:
 
     A text that is too short is repeated.
     """
-    file = path or assets() / "eval" / "english.txt"
+    file = path or assets_folder() / "eval" / "english.txt"
     try:
         ids = source.tokenizer.encode(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -152,7 +153,7 @@ def text_ids(source: Source, path: Path | None, count: int) -> list[int]:
 
 
 def _runtime_data(source: Source) -> RuntimeData:
-    prompts = (assets() / "prompts.txt").read_text(encoding="utf-8").splitlines()
+    prompts = (assets_folder() / "prompts.txt").read_text(encoding="utf-8").splitlines()
     contract = source.contract
     return RuntimeData(
         prompts=tuple(prompts),

@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+from hermes.assets import assets_folder
 from hermes.errors import UsageError
 
 WeightType = Literal["float32", "int8"]
@@ -294,7 +295,7 @@ def _raise_for(problems: list[str], where: str) -> None:
 
 def recipe_folder() -> Path:
     """Where the named recipes lie."""
-    return Path(__file__).resolve().parent.parent / "assets" / "recipes"
+    return assets_folder() / "recipes"
 
 
 def recipe_names() -> list[str]:
