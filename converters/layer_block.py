@@ -97,6 +97,7 @@ class TracedGraph:
             for slot, tensor in enumerate(operator.outputs)
         }
         self.layered = dict(self._layered(biases))
+        self.made_by_layers = self._made_by_layers()
 
     def _layered(self, biases: Mapping[bytes, str]) -> Iterator[tuple[int, Layered]]:
         for index, name in self.inputs.items():
@@ -108,6 +109,15 @@ class TracedGraph:
             layered = Layered.parse(bias) if bias else None
             if layered is not None:
                 yield index, layered
+
+    def _made_by_layers(self) -> set[int]:
+        """Tensors that depend on a layer's weights or cache; only the others can be shared."""
+        made: set[int] = set()
+        for operator in self.operators:
+            read = {int(tensor) for tensor in operator.inputs}
+            if read & made or read & self.layered.keys():
+                made.update(int(tensor) for tensor in operator.outputs)
+        return made
 
     def constant(self, index: int) -> bytes | None:
         """The tensor's constant bytes, None for computed tensors."""
@@ -210,6 +220,8 @@ def _prove_input(traced: TracedGraph, block: LayerBlock, left: int, right: int) 
     if left == right:
         if one is not None and one.operator >= block.start:
             raise StampRefusedError(f"both blocks read tensor {left}, made inside them")
+        if left in traced.made_by_layers:
+            raise StampRefusedError(f"both blocks read tensor {left}, which one layer made")
     elif one is None and two is None:
         constants = traced.constant(left), traced.constant(right)
         if None in constants or constants[0] != constants[1] or not traced.same_type(left, right):
