@@ -62,7 +62,7 @@ def _inspect_model(bundle: Bundle, section: Section) -> dict[str, Any]:
             for index in range(model.SignatureDefsLength())
         ]
         return {"signatures": signatures, "constants": _constants(model)}
-    except (struct.error, IndexError, TypeError, AttributeError, ValueError) as error:
+    except (struct.error, LookupError, TypeError, AttributeError, ValueError) as error:
         raise BadInputError(f"{bundle.path}: damaged model section: {error}") from error
 
 
