@@ -38,7 +38,7 @@ def publish(target: Path, force: bool = False) -> Iterator[Path]:
     _check_place(target, force)
     # The ending stays: LiteRT-LM recognises a file by it.
     temporary = target.with_name(f".{target.stem}.partial{target.suffix}")
-    with _signals_as_exceptions():
+    with signals_as_exceptions():
         lock = _lock(temporary, target)
         try:
             yield temporary
@@ -141,7 +141,7 @@ def _move(temporary: Path, target: Path, force: bool) -> None:
 
 
 @contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
+def signals_as_exceptions() -> Iterator[None]:
     """Let SIGTERM and SIGHUP unwind the stack, as Ctrl-C does; only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
@@ -25,8 +23,9 @@ _CHUNK_ELEMENTS = 2**24
 def write_safetensors(
     path: Path, tensors: Mapping[str, LazyTensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write and rename into place; the same tensors give the same bytes as the safetensors library.
+    """Write in place; the same tensors give the same bytes as the safetensors library.
 
+    The file is complete only when this returns, and none of the tensors may be read from it.
     Dequantized GGUF kinds are written as float32.
 
     Raises:
@@ -49,20 +48,12 @@ def write_safetensors(
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as error:
-        raise ResourceError(f"{path.parent}: cannot be written: {error.strerror}") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with path.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for name in order:
                 _write_rows(file, tensors[name])
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
     except OSError as error:
         raise ResourceError(f"{path}: cannot be written: {error.strerror}") from error
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def _stored_dtype(tensor: LazyTensor) -> str:

@@ -13,11 +13,12 @@ from mapped_logits import logits_of, mapped, write_config
 from safetensors.torch import load_file, save_file
 from tiny_llama import PROMPT_IDS, largest_gap, reference_logits, tiny_config, tiny_weights
 
+from converters.exchange import NewRows, export_huggingface, import_checkpoint
+from converters.source import SourceOptions
 from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 from hermes.errors import BadInputError, TargetError, UnsupportedModelError, UsageError
 from hermes.layouts import LAYOUTS
-from hermes.layouts.exchange import export_huggingface, import_checkpoint
 from hermes.layouts.operations import Context
 from hermes.layouts.saving import foreign_weights, huggingface_config
 from hermes.layouts.table import Layout
@@ -36,15 +37,14 @@ def test_round_trip_is_byte_equal(tmp_path: Path, tied: bool, dtype: torch.dtype
     (start / "tokenizer.json").write_text("{}")
     own = tmp_path / "own" / "hermes.safetensors"
     own.parent.mkdir()
-    imported = import_checkpoint(start, own)
+    imported = import_checkpoint(SourceOptions(start), own).model
     assert mapped(own).config == imported.config
     assert mapped(own).layout == "hermes"
-    exported = export_huggingface(own, end)
+    exported = export_huggingface(SourceOptions(own), end).model
     assert exported.config == imported.config
     assert (end / "model.safetensors").read_bytes() == (start / "model.safetensors").read_bytes()
     assert mapped(end).config == imported.config
-    export_huggingface(start, tmp_path / "again")
-    assert (tmp_path / "again" / "tokenizer.json").read_text() == "{}"
+    assert (end / "tokenizer.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -55,7 +55,7 @@ def test_extended_vocabulary(tmp_path: Path, tied: bool) -> None:
     write_config(tmp_path, config)
     targets = [tmp_path / name for name in ("a.safetensors", "b.safetensors", "c.safetensors")]
     for target, seed in zip(targets, (1, 1, 2), strict=True):
-        import_checkpoint(tmp_path, target, vocab_size=1000, init_std=0.5, seed=seed)
+        import_checkpoint(SourceOptions(tmp_path), target, NewRows(1000, 0.5, seed))
     assert targets[0].read_bytes() == targets[1].read_bytes() != targets[2].read_bytes()
     stored = load_file(targets[0])
     tables = ["embed_tokens.weight"] + ([] if tied else ["lm_head.weight"])
@@ -77,16 +77,17 @@ def test_refusals(tmp_path: Path) -> None:
     save_file(tiny_weights(config), tmp_path / "model.safetensors")
     write_config(tmp_path, config)
     target = tmp_path / "out.safetensors"
+    source = SourceOptions(tmp_path)
     with pytest.raises(UsageError, match="a vocabulary of 100"):
-        import_checkpoint(tmp_path, target, vocab_size=100)
+        import_checkpoint(source, target, NewRows(100))
     assert not target.exists()
     target.write_text("mine")
     with pytest.raises(TargetError):
-        import_checkpoint(tmp_path, target)
+        import_checkpoint(source, target)
     assert target.read_text() == "mine"
-    import_checkpoint(tmp_path, target, force=True)
+    import_checkpoint(source, target, force=True)
     with pytest.raises(TargetError):
-        export_huggingface(target, tmp_path)
+        export_huggingface(SourceOptions(target), tmp_path)
 
 
 def test_models_that_transformers_lacks_are_not_exported() -> None:
