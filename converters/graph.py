@@ -6,12 +6,14 @@ weight; so it is kept under the user's cache folder by the hash of all these.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -24,9 +26,12 @@ TRACE_TIMEOUT = 3600.0
 _PACKAGES = ("torch", "litert-torch", "litert-converter", "ai-edge-litert")
 _SOURCES = (
     "hermes/exportable.py",
+    "hermes/parameters.py",
     "hermes/signatures.py",
     "converters/flatbuffer.py",
+    "converters/graph.py",
     "converters/layer_block.py",
+    "converters/lengths.py",
     "converters/lowerings.py",
     "converters/skeleton.py",
     "converters/stamp.py",
@@ -42,6 +47,7 @@ class Graph:
         path: the .tflite file.
         made: `kept`, `stamped` or `traced`.
         reason: why it was not stamped, if it was traced in full.
+        lengths: why every prefill length was traced, if none was derived from others.
         seconds: spent on it.
         peak_memory: of the tracing process, bytes; 0 for a kept graph.
     """
@@ -49,6 +55,7 @@ class Graph:
     path: Path
     made: str
     reason: str = ""
+    lengths: str = ""
     seconds: float = 0.0
     peak_memory: int = 0
 
@@ -77,8 +84,7 @@ def obtain_graph(
     """
     target = folder / "graph.tflite"
     kept = graph_folder() / f"{graph_key(config, shapes, options)}.tflite"
-    if keep and kept.is_file():
-        shutil.copyfile(kept, target)
+    if keep and _fetch(kept, target):
         return Graph(target, "kept")
     run = measure_in_child(
         "converters.graph:make_graph",
@@ -92,31 +98,60 @@ def obtain_graph(
     )
     if keep:
         _keep(target, kept)
-    reason: str = run.value
-    return Graph(target, "traced" if reason else "stamped", reason, run.seconds, run.peak_memory)
+    reason, lengths = run.value
+    made = "traced" if reason else "stamped"
+    return Graph(target, made, reason, lengths, run.seconds, run.peak_memory)
 
 
 def make_graph(
     config: HermesConfig, shapes: ExportShapes, options: GraphOptions, target: Path
-) -> str:
-    """Write the graph; returns why it was not stamped, '' if it was."""
-    from converters.skeleton import trace_skeleton
+) -> tuple[str, str]:
+    """Write the graph; says why it was not stamped, and why lengths were not derived, or ''."""
     from converters.stamp import TRACED_LAYERS, StampRefusedError, refusal, stamp_layers
 
     reason = refusal(config)
     if reason is None:
         few = replace(config, num_layers=TRACED_LAYERS)
         short = target.with_name("layers.tflite")
-        trace_skeleton(few, shapes, options, short)
+        lengths = _trace(few, shapes, options, short)
         try:
             stamp_layers(short, few, config, shapes, options, target)
-            return ""
+            return "", lengths
         except StampRefusedError as error:
             reason = str(error)
         finally:
             short.unlink(missing_ok=True)
-    trace_skeleton(config, shapes, options, target)
-    return reason
+    return reason, _trace(config, shapes, options, target)
+
+
+def _trace(config: HermesConfig, shapes: ExportShapes, options: GraphOptions, target: Path) -> str:
+    """Trace as few lengths as prove the others; says why all were traced, or ''."""
+    from converters.lengths import LengthsRefusedError, derive_lengths, shapes_to_trace
+    from converters.skeleton import trace_skeleton
+
+    traced = target.with_name("lengths.tflite")
+    with _without_collection():
+        trace_skeleton(config, shapes_to_trace(shapes), options, traced)
+    try:
+        derive_lengths(traced, config, shapes, target)
+    except LengthsRefusedError as error:
+        trace_skeleton(config, shapes, options, target)
+        return str(error)
+    finally:
+        traced.unlink(missing_ok=True)
+    return ""
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """A trace keeps nearly every object it makes to its end: looking for garbage costs a tenth."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def graph_key(config: HermesConfig, shapes: ExportShapes, options: GraphOptions) -> str:
@@ -139,8 +174,18 @@ def graph_folder() -> Path:
     return Path(cache) / "hermes" / "graphs"
 
 
+def _fetch(kept: Path, target: Path) -> bool:
+    """Copy a kept graph; False where there is none that can be read."""
+    try:
+        shutil.copyfile(kept, target)
+    except OSError:
+        return False
+    return True
+
+
 def _keep(source: Path, kept: Path) -> None:
     """Copy and rename, so that a half-written file never has the final name."""
+    temporary = None
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as part:
@@ -149,4 +194,5 @@ def _keep(source: Path, kept: Path) -> None:
         temporary.replace(kept)
     except OSError:
         # A cache that cannot be written costs time later and nothing else.
-        return
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
