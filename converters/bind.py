@@ -34,7 +34,7 @@ from hermes.recipe import QuantizationRule, Recipe
 from hermes.signatures import GraphWeight, graph_weights
 
 ALIGNMENT = 64
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 4 << 20
 """Float32 bytes of one weight that are in memory at a time."""
 
 _READERS = {

@@ -14,6 +14,9 @@ from hermes.parameters import EMBEDDING, HEAD
 if TYPE_CHECKING:
     from torch import Tensor
 
+BLOCK_VALUES = 1 << 19
+"""Values of a matrix that are in float64 at a time: 4 MB, about what a core's cache holds."""
+
 
 @dataclass(frozen=True)
 class RewritableModel:
@@ -81,23 +84,36 @@ def by_rows(tensor: LazyTensor, change: Callable[[Tensor], Tensor]) -> LazyTenso
     return replace(tensor, dtype="float32", reader=read, location=None)
 
 
-def as_whole(tensor: LazyTensor, change: Callable[[Tensor], Tensor]) -> LazyTensor:
-    """A tensor whose rows depend on each other: `change` maps all of it, in float64.
+def by_columns(tensor: LazyTensor, change: Callable[[Tensor], Tensor]) -> LazyTensor:
+    """A matrix or vector whose columns change independently of each other.
 
-    The result is kept from the first slice that is read to the last one, so that reading it in
-    slices costs one change and the memory of one tensor.
+    `change` maps [C, R] float64, the columns as rows, to the same shape. The result is kept from
+    the first slice that is read to the last one, so that reading it in slices costs one change; of
+    the float64 intermediates only a block exists at a time.
     """
     kept: list[Tensor] = []
 
     def read(start: int, stop: int) -> Tensor:
         if not kept:
-            kept.append(change(tensor.read().double()).float())
+            kept.append(_columns_changed(tensor.read(), change))
         rows = kept[0][start:stop]
         if stop == tensor.rows:
             kept.clear()
         return rows
 
     return replace(tensor, dtype="float32", reader=read, location=None)
+
+
+def _columns_changed(values: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    import torch
+
+    matrix = values.reshape(len(values), -1)
+    result = torch.empty(matrix.shape, dtype=torch.float32)
+    step = max(1, BLOCK_VALUES // len(matrix))
+    for start in range(0, matrix.shape[1], step):
+        columns = matrix[:, start : start + step].T.double()
+        result[:, start : start + step] = change(columns).T
+    return result.reshape(values.shape)
 
 
 def rewrite_model(

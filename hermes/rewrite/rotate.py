@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hermes.checkpoint.source import LazyTensor
 from hermes.parameters import EMBEDDING, HEAD
 from hermes.rewrite import fold
-from hermes.rewrite.model import RewritableModel, as_whole, by_rows
+from hermes.rewrite.model import RewritableModel, by_columns, by_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,13 +77,9 @@ def rotate_residual(model: RewritableModel, seed: int = SEED) -> RewritableModel
         for writer in _WRITERS:
             weight, bias = f"{prefix}{writer}.weight", f"{prefix}{writer}.bias"
             # The transpose of Q times W is the transpose of (transpose of W) times Q.
-            changed[weight] = as_whole(
-                model.weights[weight], lambda matrix: rotation.apply(matrix.T).T.contiguous()
-            )
-            if bias in model.weights:
-                changed[bias] = as_whole(
-                    model.weights[bias], lambda vector: rotation.apply(vector[None])[0]
-                )
+            for name in (weight, bias):
+                if name in model.weights:
+                    changed[name] = by_columns(model.weights[name], rotation.apply)
     return model.changed(NAME, changed)
 
 
