@@ -12,7 +12,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
 
-class _Graph:
+class ModelParts:
     """Collects buffers and subgraphs of one model."""
 
     def __init__(self) -> None:
@@ -37,21 +37,23 @@ class _Graph:
         return len(self.model.operatorCodes) - 1
 
 
-def _tensor(graph: tfl.SubGraphT, name: str, shape: list[int], kind: int, buffer: int = 0) -> int:
+def add_tensor(
+    graph: tfl.SubGraphT, name: str, shape: list[int], kind: int, buffer: int = 0
+) -> int:
     tensor = tfl.TensorT()
     tensor.name, tensor.shape, tensor.type, tensor.buffer = name, shape, kind, buffer
     graph.tensors.append(tensor)
     return len(graph.tensors) - 1
 
 
-def _operator(graph: tfl.SubGraphT, code: int, inputs: list[int], output: int) -> tfl.OperatorT:
+def add_operator(graph: tfl.SubGraphT, code: int, inputs: list[int], output: int) -> tfl.OperatorT:
     operator = tfl.OperatorT()
     operator.opcodeIndex, operator.inputs, operator.outputs = code, inputs, [output]
     graph.operators.append(operator)
     return operator
 
 
-def _signature(key: str, index: int, graph: tfl.SubGraphT) -> tfl.SignatureDefT:
+def add_signature(key: str, index: int, graph: tfl.SubGraphT) -> tfl.SignatureDefT:
     signature = tfl.SignatureDefT()
     signature.signatureKey, signature.subgraphIndex = key, index
     signature.inputs, signature.outputs = [], []
@@ -74,7 +76,7 @@ def write_table_model(target: Path, table: np.ndarray, *, context: int = 64) -> 
         table: float32 [vocab, vocab].
         context: rows of the (unused) cache.
     """
-    whole = _Graph()
+    whole = ModelParts()
     add, gather = whole.code(tfl.BuiltinOperator.ADD), whole.code(tfl.BuiltinOperator.GATHER)
     table_buffer = whole.buffer(table.astype(np.float32))
     zero_buffer = whole.buffer(np.zeros(1, np.float32))
@@ -84,28 +86,28 @@ def write_table_model(target: Path, table: np.ndarray, *, context: int = 64) -> 
         graph = tfl.SubGraphT()
         graph.name, graph.tensors, graph.operators = key, [], []
         integer, real = tfl.TensorType.INT32, tfl.TensorType.FLOAT32
-        tokens = _tensor(graph, f"{key}_tokens", [1, length], integer)
-        position = _tensor(graph, f"{key}_input_pos", [length], integer)
-        mask = _tensor(graph, f"{key}_mask", [1, 1, length, context], real)
-        zero = _tensor(graph, "zero", [1], real, zero_buffer)
+        tokens = add_tensor(graph, f"{key}_tokens", [1, length], integer)
+        position = add_tensor(graph, f"{key}_input_pos", [length], integer)
+        mask = add_tensor(graph, f"{key}_mask", [1, 1, length, context], real)
+        zero = add_tensor(graph, "zero", [1], real, zero_buffer)
         graph.inputs, graph.outputs = [tokens, position, mask], []
         for name in ("kv_cache_k_0", "kv_cache_v_0"):
-            before = _tensor(graph, f"{key}_{name}", cache, real)
-            after = _tensor(graph, f"{key}_out_{name}", cache, real)
-            operator = _operator(graph, add, [before, zero], after)
+            before = add_tensor(graph, f"{key}_{name}", cache, real)
+            after = add_tensor(graph, f"{key}_out_{name}", cache, real)
+            operator = add_operator(graph, add, [before, zero], after)
             operator.builtinOptionsType = tfl.BuiltinOptions.AddOptions
             operator.builtinOptions = tfl.AddOptionsT()
             graph.inputs.append(before)
             graph.outputs.append(after)
         if key == "decode":
-            constant = _tensor(graph, "table", [vocab, vocab], real, table_buffer)
-            logits = _tensor(graph, f"{key}_out_logits", [1, 1, vocab], real)
-            operator = _operator(graph, gather, [constant, tokens], logits)
+            constant = add_tensor(graph, "table", [vocab, vocab], real, table_buffer)
+            logits = add_tensor(graph, f"{key}_out_logits", [1, 1, vocab], real)
+            operator = add_operator(graph, gather, [constant, tokens], logits)
             operator.builtinOptionsType = tfl.BuiltinOptions.GatherOptions
             operator.builtinOptions = tfl.GatherOptionsT()
             graph.outputs.append(logits)
         whole.model.subgraphs.append(graph)
-        whole.model.signatureDefs.append(_signature(key, index, graph))
+        whole.model.signatureDefs.append(add_signature(key, index, graph))
     builder = flatbuffers.Builder(1024)
     builder.Finish(whole.model.Pack(builder), b"TFL3")
     target.write_bytes(bytes(builder.Output()))
