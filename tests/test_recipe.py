@@ -88,6 +88,8 @@ def test_a_recipe_file_is_read_with_defaults(tmp_path: Path) -> None:
         ({"export": {"prefill": [True]}}, ["export.prefill is [True]"]),
         ({"graph": {"fuse_qkv": 1}}, ["graph.fuse_qkv is 1", "bool"]),
         ({"graph": {"fuse": True}}, ["unknown field graph.fuse"]),
+        ({"rewrites": "fold_norm_gains"}, ["rewrites is 'fold_norm_gains'", "a list"]),
+        ({"rewrites": [3]}, ["rewrites is [3]", "a list"]),
         ({"quantization": 5}, ["quantization is 5", "[[quantization]]"]),
         ({"quantization": {"tensors": "*"}}, ["quantization is {'tensors'", "[[quantization]]"]),
         ({"quantization": ["*"]}, ["quantization[0] is '*'", "a table"]),

@@ -26,7 +26,6 @@ from hermes.config import HermesConfig
 from hermes.recipe import ExportShapes, GraphOptions, QuantizationRule, Recipe
 from hermes.signatures import graph_weights
 
-LAYERS = 6
 SHAPES = ExportShapes(16, (4,))
 
 
@@ -51,8 +50,8 @@ class Stamped:
         return target
 
 
-def trace_both(folder: Path, recipe: Recipe, *, extras: bool, tied: bool) -> Stamped:
-    config, state = tiny_model(LAYERS, extras=extras, tied=tied)
+def trace_both(folder: Path, recipe: Recipe, layers: int, *, extras: bool, tied: bool) -> Stamped:
+    config, state = tiny_model(layers, extras=extras, tied=tied)
     case = Stamped(folder, config, state, recipe)
     trace_skeleton(case.few, SHAPES, recipe.graph, case.path("short"))
     trace_skeleton(config, SHAPES, recipe.graph, case.path("full"))
@@ -64,14 +63,14 @@ def trace_both(folder: Path, recipe: Recipe, *, extras: bool, tied: bool) -> Sta
 def fused(tmp_path_factory: pytest.TempPathFactory) -> Stamped:
     """Untied head, fused matmuls, norms without gains: the form the default recipe exports."""
     recipe = Recipe("own", rewrites=("fold_norm_gains",), quantization=(QuantizationRule("*"),))
-    return trace_both(tmp_path_factory.mktemp("fused"), recipe, extras=False, tied=False)
+    return trace_both(tmp_path_factory.mktemp("fused"), recipe, 6, extras=False, tied=False)
 
 
 @pytest.fixture(scope="module")
 def extras(tmp_path_factory: pytest.TempPathFactory) -> Stamped:
     """Tied head, biases everywhere, query and key norms, one matmul per projection."""
     recipe = Recipe("own", graph=GraphOptions(False, False), quantization=(QuantizationRule("*"),))
-    return trace_both(tmp_path_factory.mktemp("extras"), recipe, extras=True, tied=True)
+    return trace_both(tmp_path_factory.mktemp("extras"), recipe, 5, extras=True, tied=True)
 
 
 @pytest.mark.parametrize("name", ["fused", "extras"])
@@ -81,7 +80,7 @@ def test_stamped_is_the_full_trace(name: str, request: pytest.FixtureRequest) ->
     counts, short = operator_counts(case.path("stamped")), operator_counts(case.path("short"))
     assert list(counts) == ["prefill_4", "decode"]
     for signature, count in counts.items():
-        assert count > short[signature] + 2 * 20
+        assert count > short[signature] + 20 * (case.config.num_layers - TRACED_LAYERS)
 
 
 @pytest.mark.parametrize("name", ["fused", "extras"])
@@ -143,9 +142,9 @@ class Planted:
     def reader(self, index: int) -> int:
         return next(p for p, op in enumerate(self.graph.operators) if index in list(op.inputs))
 
-    def extra_operator(self) -> None:
-        """The output of layer 2's first addition is squared."""
-        position = self.layer_two("ADD")
+    def extra_operator(self, layer: int = 2) -> None:
+        """The result of the layer's first addition is squared."""
+        position = self.in_layer(layer, "ADD")
         made = int(self.graph.operators[position].outputs[0])
         multiply = copy.deepcopy(self.graph.operators[self.layer_two("MUL")])
         self.graph.tensors.append(copy.deepcopy(self.graph.tensors[made]))
@@ -239,6 +238,17 @@ def test_a_layer_that_differs_is_refused(
     with pytest.raises(StampRefusedError, match=signature):
         fused.stamp(tmp_path / "planted.tflite", tmp_path / "target.tflite")
     assert not (tmp_path / "target.tflite").exists()
+
+
+def test_the_same_extra_operator_in_every_layer_is_stamped(fused: Stamped, tmp_path: Path) -> None:
+    """The control: what is refused above is the difference, not the operator."""
+    model = read_model(fused.path("short"))
+    for layer in range(TRACED_LAYERS):
+        Planted(model, "decode").extra_operator(layer)
+    (tmp_path / "planted.tflite").write_bytes(pack_model(model))
+    target = fused.stamp(tmp_path / "planted.tflite", tmp_path / "target.tflite")
+    counts, full = operator_counts(target), operator_counts(fused.path("full"))
+    assert counts == full | {"decode": full["decode"] + fused.config.num_layers}
 
 
 def test_repacking_alone_is_not_refused(fused: Stamped, tmp_path: Path) -> None:
