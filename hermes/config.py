@@ -108,7 +108,8 @@ class HermesConfig:
         countable = _is_int(self.hidden_size) and _is_int(self.num_heads) and self.num_heads > 0
         if self.head_dim == 0 and countable and self.hidden_size % self.num_heads == 0:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_heads)
-        object.__setattr__(self, "no_rope_layers", tuple(self.no_rope_layers))
+        if isinstance(self.no_rope_layers, list):
+            object.__setattr__(self, "no_rope_layers", tuple(self.no_rope_layers))
         problems = self._problems()
         if problems:
             raise BadInputError(
@@ -165,6 +166,8 @@ class HermesConfig:
         for name in ("tie_embeddings", "attention_bias", "output_bias", "mlp_bias", "qk_norm"):
             if not isinstance(getattr(self, name), bool):
                 found.append(f"{name} is {getattr(self, name)!r}, expected true or false")
+        if not isinstance(self.no_rope_layers, tuple):
+            found.append(f"no_rope_layers is {self.no_rope_layers!r}, expected layer indices")
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling):
             found.append(f"rope_scaling is {self.rope_scaling!r}, expected a RopeScaling")
         return found

@@ -46,6 +46,7 @@ LLAMA3 = {"kind": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_fa
         ("output_bias", "false", "true or false"),
         ("mlp_bias", 0, "true or false"),
         ("qk_norm", "yes", "true or false"),
+        ("no_rope_layers", 3, "layer indices"),
         ("pad_token_id", -1, "0 to 31999 or null"),
         ("bos_token_id", 32000, "0 to 31999 or null"),
         ("eos_token_id", "2", "0 to 31999 or null"),
