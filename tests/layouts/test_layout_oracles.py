@@ -266,7 +266,7 @@ def test_equals_the_codebase(
         assert torch.equal(tensor.read(3, 20), weights[key][3:20])
 
 
-def test_interleaved_answers_stated_in_report_b16(tmp_path: Path) -> None:
+def test_b16_interleaved_answers_stated_in_the_report(tmp_path: Path) -> None:
     config = tiny_config(tie_word_embeddings=False)
     weights = rename(tiny_weights(config), INTERLEAVED_NAMES)
     torch.save(weights, tmp_path / "model.pt")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoint_styles import STYLES, Oracle, Style
-from small_checkpoints import write_recipe
+from small_checkpoints import PLAIN, write_recipe
 
 from converters.bundle import extract_section, read_bundle
 from converters.pipeline import ConvertOptions, convert
@@ -23,19 +23,6 @@ PROMPTS = ["the cat", "a quick brown fox jumps over", "how vexingly quick daft z
 NEW_TOKENS = 12
 TIE = 1.0
 """int8 may decide otherwise where the best logit leads by less; their deviation is about 9."""
-
-# The same rewrites as in the int8 recipe, so that one graph serves both.
-PLAIN = """
-rewrites = ["fold_norm_gains", "rotate_residual"]
-[export]
-context = 64
-prefill = [1, 8]
-[limits]
-float_logits = 1e-3
-kl_mean = 1e-6
-top1 = 0.999
-positions = 64
-"""
 
 
 def bundle_of(style: Style, recipe: Path, folder: Path) -> Path:

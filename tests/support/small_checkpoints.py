@@ -30,6 +30,19 @@ top1 = 0.9
 positions = 256
 """
 
+# No quantization; the same rewrites, so that one graph serves both recipes.
+PLAIN = """
+rewrites = ["fold_norm_gains", "rotate_residual"]
+[export]
+context = 64
+prefill = [1, 8]
+[limits]
+float_logits = 1e-3
+kl_mean = 1e-6
+top1 = 0.999
+positions = 64
+"""
+
 
 def train_tokenizer() -> bytes:
     """A SentencePiece model of exactly 128 pieces: unknown 0, start 1, end 2."""

@@ -56,14 +56,14 @@ def verify(quantize: Callable[[Tensor], Tensor], limits: Limits = LIMITS) -> Qua
     return check_quantized(runner(weights, "reference"), runner(changed, "int8"), TEXT, limits)
 
 
-def test_per_channel_passes_with_the_reports_figures() -> None:
+def test_b40_per_channel_passes_with_the_reports_figures() -> None:
     result = verify(per_channel)
     assert all(check.passed for check in result.checks)
     assert float(result.comparison.top1.mean()) == pytest.approx(0.983, abs=1e-3)
     assert float(result.comparison.kl.mean()) == pytest.approx(0.0013, abs=1e-4)
 
 
-def test_per_tensor_fails_with_the_reports_figures() -> None:
+def test_b40_per_tensor_fails_with_the_reports_figures() -> None:
     result = verify(per_tensor)
     red = {check.name for check in result.checks if not check.passed}
     assert red == {"mean KL, int8", "top-1 agreement, int8"}
@@ -71,7 +71,7 @@ def test_per_tensor_fails_with_the_reports_figures() -> None:
     assert float(result.comparison.kl.mean()) == pytest.approx(0.468, abs=1e-3)
 
 
-def test_a_plain_cast_fails() -> None:
+def test_b40_a_plain_cast_fails() -> None:
     red = {check.name for check in verify(plain_cast).checks if not check.passed}
     assert {"mean KL, int8", "top-1 agreement, int8"} <= red
 
