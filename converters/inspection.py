@@ -13,6 +13,7 @@ from ai_edge_litert import schema_py_generated as schema
 from converters.bundle import Bundle, Section, read_bundle
 from converters.flatbuffer import OPERATOR_NAMES
 from hermes.errors import BadInputError
+from hermes.signatures import Signature, TensorSpec
 
 _TYPES = {v: k.lower() for k, v in vars(schema.TensorType).items() if isinstance(v, int)}
 
@@ -128,3 +129,18 @@ def _stored_form(tensor: Any) -> str:
     if not scales:
         return name
     return f"{name} per tensor" if scales == 1 else f"{name} per channel"
+
+
+def read_signatures(bundle: Bundle) -> tuple[Signature, ...]:
+    """The model's signatures as its flatbuffer says, without loading it into an interpreter."""
+    described = _inspect_model(bundle, bundle.section("TFLiteModel"))["signatures"]
+    return tuple(_as_signature(entry) for entry in described)
+
+
+def _as_signature(entry: dict[str, Any]) -> Signature:
+    def specs(kind: str) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(t["name"], tuple(t["shape"]), t["type"]) for t in entry[kind])
+
+    inputs = specs("inputs")
+    length = next((spec.shape[-1] for spec in inputs if spec.name == "tokens"), 0)
+    return Signature(entry["name"], length, inputs, specs("outputs"))

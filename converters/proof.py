@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from converters.bind import bind_weights
 from converters.bundle import extract_section, read_bundle
 from converters.graph import Graph
+from converters.inspection import read_signatures
 from converters.source import Source
 from hermes.assets import assets_folder
 from hermes.checkpoint.source import LazyTensor
@@ -43,11 +44,13 @@ class ProofOptions:
         text: file of real text for the logit rungs; the shipped English text if None.
         golden: the training code's own logits, or None.
         threads: of the native kernels.
+        localise: compare the caches of the float stages over the whole context.
     """
 
     text: Path | None = None
     golden: Path | None = None
     threads: int = 2
+    localise: bool = False
 
 
 def prove(
@@ -87,9 +90,6 @@ def prove(
 
         return ExportableRunner(config, recipe.export, recipe.graph, built.state_dict())
 
-    with FlatbufferRunner(unpacked, threads=options.threads) as file:
-        file_signatures = file.signatures
-
     def runtime() -> LiteRtLmRunner:
         return LiteRtLmRunner(bundle, threads=options.threads)
 
@@ -106,7 +106,7 @@ def prove(
         exportable=exportable,
         float_flatbuffer=lambda: FlatbufferRunner(floating, threads=options.threads),
         signatures=build_signatures(config, recipe.export.context, recipe.export.prefill),
-        file_signatures=file_signatures,
+        file_signatures=read_signatures(opened),
         flatbuffer=lambda: FlatbufferRunner(unpacked, threads=options.threads),
         runtime=runtime,
         runtime_data=_runtime_data(source),
@@ -118,6 +118,7 @@ def prove(
             opened.prompt,
             recipe.export.context,
         ),
+        localise=options.localise,
     )
     return climb(given, lambda rung, name: on_progress(Progress(f"rung {rung}: {name}")))
 

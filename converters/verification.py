@@ -6,8 +6,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from converters.bundle import Bundle, extract_section, read_bundle
+from converters.bundle import Bundle, read_bundle
 from converters.graph import obtain_graph
+from converters.inspection import read_signatures
 from converters.pipeline import RECIPE_KEY, describe_machine, describe_source
 from converters.proof import ProofOptions, prove
 from converters.source import SourceOptions, open_source, rewrite_source
@@ -15,7 +16,7 @@ from hermes.errors import BadInputError, NativeToolError
 from hermes.progress import OnProgress, Progress, silent
 from hermes.recipe import ExportShapes, Recipe, load_recipe, recipe_names
 from hermes.report.check import Report
-from hermes.runners.flatbuffer import FlatbufferRunner
+from hermes.signatures import DECODE
 
 
 def verify_bundle(
@@ -42,7 +43,7 @@ def verify_bundle(
     source = open_source(options)
     with tempfile.TemporaryDirectory(prefix="hermes-verify-") as folder:
         work = Path(folder)
-        chosen = _recipe_of(opened, recipe, work)
+        chosen = _recipe_of(opened, recipe)
         on_progress(Progress("making the graph"))
         rewritten = rewrite_source(source, chosen)
         graph = obtain_graph(rewritten.config, chosen.export, chosen.graph, work)
@@ -56,15 +57,17 @@ def verify_bundle(
     return outcome.report, outcome.died
 
 
-def _recipe_of(bundle: Bundle, name: str | None, work: Path) -> Recipe:
+def _recipe_of(bundle: Bundle, name: str | None) -> Recipe:
     """The recipe with the shapes that the bundle really has."""
     named = str(bundle.metadata.get(RECIPE_KEY, "int8"))
     recipe = load_recipe(name or (named if named in recipe_names() else "int8"))
-    model = work / "model.tflite"
-    extract_section(bundle, bundle.section("TFLiteModel"), model)
-    with FlatbufferRunner(model) as runner:
-        context, lengths = runner.capacity, runner.prefill_lengths
-    model.unlink()
+    signatures = read_signatures(bundle)
+    decode = next((item for item in signatures if item.name == DECODE), None)
+    mask = next((spec for spec in decode.inputs if spec.name == "mask"), None) if decode else None
+    if mask is None:
+        raise BadInputError(f"{bundle.path}: no decode signature with a mask", expected="both")
+    context = mask.shape[-1]
+    lengths = tuple(sorted(s.length for s in signatures if s.name.startswith("prefill")))
     if not lengths:
         raise BadInputError(f"{bundle.path}: no prefill signature", expected="at least one")
     return replace(recipe, export=ExportShapes(context, lengths))

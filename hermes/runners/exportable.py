@@ -72,6 +72,15 @@ class ExportableRunner:
         logits: Logits = outputs["logits"][0, 0].numpy()
         return logits
 
+    def cache_rows(self, count: int) -> dict[str, Logits]:
+        """Keys and values [kv_heads, count, head_dim] of every layer, `k_0`, `v_0`, `k_1`, ..."""
+        return {
+            name: (tensor[0] if name.startswith("k_") else tensor[0].transpose(1, 2))[:, :count]
+            .clone()
+            .numpy()
+            for name, tensor in self._cache.items()
+        }
+
     def __enter__(self) -> ExportableRunner:
         return self
 

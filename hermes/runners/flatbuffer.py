@@ -8,6 +8,7 @@ copy of the weights for all signatures instead of one each, and writes no file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -104,6 +105,10 @@ class FlatbufferRunner:
         for position, token in enumerate(ids):
             yield self.step(token, position)
 
+    def cache_rows(self, count: int) -> dict[str, Logits]:
+        """Keys and values [kv_heads, count, head_dim] of every layer, `k_0`, `v_0`, `k_1`, ..."""
+        return cast("dict[str, Logits]", self._child.call("cache_rows", count))
+
     def _check_room(self, position: int, length: int) -> None:
         # The slice operator would clamp its start and overwrite earlier rows; LiteRT-LM refuses.
         if position + length > self.capacity:
@@ -171,6 +176,17 @@ class Signatures:
         (size,) = [spec.shape[-1] for spec in signature.outputs if spec.name == "logits"]
         logits: Logits = buffers["logits"].read(size, np.float32)
         return logits
+
+    def cache_rows(self, count: int) -> dict[str, Logits]:
+        """The first rows of the cache in Hermes' own layout."""
+        rows: dict[str, Logits] = {}
+        for spec in self._signatures[DECODE].inputs:
+            name = spec.name.removeprefix("kv_cache_")
+            if name != spec.name:
+                values = self._cache[spec.name].read(math.prod(spec.shape), np.float32)
+                tensor = np.asarray(values).reshape(spec.shape)[0]
+                rows[name] = (tensor if name[0] == "k" else tensor.transpose(0, 2, 1))[:, :count]
+        return rows
 
     def _run(self, signature: Signature, ids: list[int], position: int) -> dict[str, TensorBuffer]:
         buffers = self._signature_buffers(signature)

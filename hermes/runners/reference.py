@@ -53,6 +53,14 @@ class ReferenceRunner:
         for start in range(0, len(ids), _SCORED_AT_ONCE):
             yield from self._feed(ids[start : start + _SCORED_AT_ONCE], start).numpy()
 
+    def cache_rows(self, count: int) -> dict[str, Logits]:
+        """Keys and values [kv_heads, count, head_dim] of every layer, `k_0`, `v_0`, `k_1`, ..."""
+        rows: dict[str, Logits] = {}
+        for layer, (keys, values) in enumerate(self._cache):
+            rows[f"k_{layer}"] = keys[0, :, :count].float().numpy()
+            rows[f"v_{layer}"] = values[0, :, :count].float().numpy()
+        return rows
+
     def _feed(self, ids: Sequence[int], position: int) -> torch.Tensor:
         import torch
 

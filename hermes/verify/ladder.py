@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, cast
 
 from hermes.errors import HermesError, NativeToolError, VerificationError
 from hermes.recipe import Limits
@@ -13,16 +13,28 @@ from hermes.report.check import RUNG_NAMES, Check, Report, equals, holds
 from hermes.runners.interface import LogitsRunner, Scorer, TokenRunner
 from hermes.signatures import Signature
 from hermes.verify.equivalence import (
+    by_position,
     check_against_exportable,
     check_against_reference,
     observe_all,
+    wanted_rows,
 )
 from hermes.verify.feeding import Observation
 from hermes.verify.golden import Golden, check_golden
 from hermes.verify.keys import Mapped, check_keys, signature_problems
+from hermes.verify.localise import (
+    SHORT,
+    CacheReader,
+    CacheRows,
+    by_layer,
+    check_layers,
+    layer_differences,
+    snapshot,
+)
 from hermes.verify.quantized import check_quantized
 from hermes.verify.rewritten import check_rewritten
 from hermes.verify.runtime import RuntimeData, check_runtime
+from hermes.verify.transcript import describe
 
 _T = TypeVar("_T")
 OpenLogits: TypeAlias = Callable[[], AbstractContextManager[LogitsRunner]]
@@ -50,6 +62,7 @@ class LadderInput:
         runtime: the bundle in LiteRT-LM, and
         runtime_data: what to say to it.
         tokenizer_rung: rung 6 as a function, from the tokenizer room.
+        localise: compare the caches over the whole context, not only a short prompt.
     """
 
     limits: Limits
@@ -67,6 +80,7 @@ class LadderInput:
     runtime: OpenTokens | None = None
     runtime_data: RuntimeData | None = None
     tokenizer_rung: Callable[[], list[Check]] | None = None
+    localise: bool = False
 
 
 @dataclass
@@ -126,12 +140,35 @@ class _State:
     given: LadderInput
     climb: Climb
     _exported: Mapping[str, Observation] | None = None
+    _exported_cache: CacheRows | None = None
 
     def exported(self) -> Mapping[str, Observation]:
         if self._exported is None:
             with _present(self.given.exportable)() as runner:
                 self._exported = observe_all(runner, self.given.text_ids)
+                self._exported_cache = self._snapshot(runner)
         return self._exported
+
+    def _snapshot(self, runner: object) -> CacheRows | None:
+        """The runner's cache after the start of the text, if it shows it."""
+        if not isinstance(runner, CacheReader):
+            return None
+        ids = self.given.text_ids
+        capacity = cast("LogitsRunner", runner).capacity
+        count = min(capacity, len(ids)) if self.given.localise else min(SHORT, capacity)
+        return snapshot(cast("LogitsRunner", runner), ids, count)
+
+    def _layers(
+        self, rung: int, stage: str, neighbour: str, pair: tuple[CacheRows | None, CacheRows | None]
+    ) -> list[Check]:
+        found, wanted = pair
+        if found is None or wanted is None:
+            return []
+        differences = layer_differences(found, wanted)
+        limit = self.given.limits.float_logits
+        series = f"difference by layer, {stage} from {neighbour}"
+        self.climb.report.series[series] = by_layer(differences)
+        return [check_layers(rung, stage, neighbour, differences, limit)]
 
     def keys(self) -> list[Check]:
         return check_keys(_present(self.given.mapped), self.given.source_keys)
@@ -149,12 +186,15 @@ class _State:
         )
 
     def exportable(self) -> list[Check]:
-        return check_against_reference(
-            self.exported(),
-            self.given.rewritten or _present(self.given.reference),
-            self.given.text_ids,
-            self.given.limits.float_logits,
-        )
+        reference = self.given.rewritten or _present(self.given.reference)
+        ids, limit = self.given.text_ids, self.given.limits.float_logits
+        observed = self.exported()
+        wanted = wanted_rows(reference, ids, observed)
+        checks = check_against_reference(observed, wanted, limit)
+        series = "logit difference by position, exportable module from reference"
+        self.climb.report.series[series] = by_position(observed, wanted)
+        caches = (self._exported_cache, self._snapshot(reference))
+        return checks + self._layers(3, "exportable module", "reference", caches)
 
     def float_file(self) -> list[Check]:
         checks = []
@@ -163,8 +203,11 @@ class _State:
             checks.append(equals("signature differences", 4, len(problems), 0, "; ".join(problems)))
         with _present(self.given.float_flatbuffer)() as runner:
             observed = observe_all(runner, self.given.text_ids)
+            cache = self._snapshot(runner)
         limit = self.given.limits.float_logits
-        return checks + check_against_exportable(observed, self.exported(), limit)
+        checks += check_against_exportable(observed, self.exported(), limit)
+        caches = (cache, self._exported_cache)
+        return checks + self._layers(4, "float flatbuffer", "exportable module", caches)
 
     def quantized(self) -> list[Check]:
         with _present(self.given.flatbuffer)() as runner:
@@ -180,10 +223,16 @@ class _State:
         return _present(self.given.tokenizer_rung)()
 
     def runtime(self) -> list[Check]:
+        data = _present(self.given.runtime_data)
         with _present(self.given.runtime)() as runtime, _present(self.given.flatbuffer)() as file:
-            return check_runtime(
-                runtime, file, _present(self.given.runtime_data), self.given.limits.near_tie
-            )
+            result = check_runtime(runtime, file, data, self.given.limits.near_tie)
+            transcript = [
+                describe(entry, self.given.reference, runtime, data) for entry in result.transcript
+            ]
+        report = self.climb.report
+        report.series["agreement along the generation"] = result.agreement_along()
+        report.facts["transcript"] = {str(n): entry for n, entry in enumerate(transcript, 1)}
+        return result.checks
 
 
 def _rungs(state: _State) -> dict[int, tuple[Callable[[], list[Check]], str]]:

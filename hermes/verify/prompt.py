@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from hermes.report.check import Check, equals, holds
+from hermes.report.check import Check, at_most, equals, holds
 from hermes.runners.interface import TokenRunner
 from hermes.tokenizer.interface import PromptContract, Tokenizer
 from hermes.tokenizer.probes import PROBES
@@ -25,6 +25,8 @@ class BundlePrompt(Protocol):
     def stop_token_ids(self) -> tuple[int, ...]: ...
     @property
     def suppress_tokens(self) -> tuple[int, ...]: ...
+    @property
+    def max_num_tokens(self) -> int: ...
 
 
 def check_prompt(
@@ -33,6 +35,7 @@ def check_prompt(
     contract: PromptContract,
     suppressed: tuple[int, ...],
     bundle: BundlePrompt,
+    capacity: int | None = None,
 ) -> list[Check]:
     """Compare the bundle, in the runtime, with the training tokenizer and its conventions.
 
@@ -42,12 +45,17 @@ def check_prompt(
         contract: the prompt contract of the checkpoint.
         suppressed: ids that must never be emitted.
         bundle: the bundle's own metadata.
+        capacity: slots of the model's cache, None if unknown.
     """
     checks = [
         _same("start token", _ids(contract.start_token_id), _ids(bundle.start_token_id)),
         _same("stop tokens", contract.stop_token_ids, tuple(sorted(bundle.stop_token_ids))),
         _same("suppressed rows of a padded vocabulary", suppressed, bundle.suppress_tokens),
     ]
+    if capacity is not None:
+        detail = "the runtime believes the metadata, and writes past the end of a smaller cache"
+        announced = bundle.max_num_tokens
+        checks.append(at_most("context the bundle announces", 6, announced, capacity, detail))
     with open_runtime() as runtime:
         stops = {rule[0] for rule in runtime.stop_tokens if len(rule) == 1}
         missing = sorted(set(contract.stop_token_ids) - stops)
@@ -84,6 +92,10 @@ def probe_texts(tokenizer: Tokenizer) -> Iterator[str]:
     alphabet = "abc XYZ\n.,!?019'\"\u00e9\u00df\u4e2d\U0001f60a\t<>|_"
     for _ in range(RANDOM_TEXTS):
         yield "".join(source.choices(alphabet, k=source.randint(1, 40)))
+    # Random letters rarely meet two merges that compete; the vocabulary's own pieces do.
+    for _ in range(RANDOM_TEXTS):
+        ids = [source.randrange(tokenizer.vocab_size) for _ in range(source.randint(2, 24))]
+        yield tokenizer.decode(ids).replace("\0", "")
 
 
 def _check_tokenizer(runtime: TokenRunner, tokenizer: Tokenizer) -> list[Check]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -94,18 +94,54 @@ def follow(
     return Agreement(len(chosen), ties, None if complete else len(chosen), 0.0, smallest)
 
 
+@dataclass(frozen=True)
+class Spoken:
+    """One entry of the transcript.
+
+    Attributes:
+        prompt: what was asked, as the user would type it.
+        fed: the text that the runtime fed for it.
+        ids: the tokens of it, a start token included.
+        answer: what the runtime said.
+        agreement: how far the flatbuffer says the same.
+    """
+
+    prompt: str
+    fed: str
+    ids: tuple[int, ...]
+    answer: Generation
+    agreement: Agreement
+
+
+@dataclass
+class RuntimeResult:
+    """Checks, and what was said on the way."""
+
+    checks: list[Check] = field(default_factory=list)
+    transcript: list[Spoken] = field(default_factory=list)
+
+    def agreement_along(self) -> list[float]:
+        """Share of the answers that still agree after 1, 2, ... tokens."""
+        longest = max((entry.answer.new_tokens for entry in self.transcript), default=0)
+        shares = []
+        for count in range(1, longest + 1):
+            going = [entry for entry in self.transcript if entry.answer.new_tokens >= count]
+            shares.append(float(np.mean([entry.agreement.tokens >= count for entry in going])))
+        return shares
+
+
 def check_runtime(
     runtime: TokenRunner, flatbuffer: LogitsRunner, data: RuntimeData, near_tie: float
-) -> list[Check]:
+) -> RuntimeResult:
     """Every prompt as raw text, then the first chat message."""
-    checks = []
+    result = RuntimeResult()
     for prompt in data.prompts:
         answer = runtime.generate(prompt, data.max_new_tokens)
         ids = _with_start(data.start_token, runtime.tokenize(prompt))
-        checks += _compare(runtime, flatbuffer, data, near_tie, prompt, ids, answer)
+        _compare(runtime, flatbuffer, data, near_tie, (prompt, prompt), ids, answer, result)
     if data.first_message is not None:
-        checks += _check_chat(runtime, flatbuffer, data, near_tie, data.first_message)
-    return checks
+        _check_chat(runtime, flatbuffer, data, near_tie, data.first_message, result)
+    return result
 
 
 def _check_chat(
@@ -114,12 +150,14 @@ def _check_chat(
     data: RuntimeData,
     near_tie: float,
     message: str,
-) -> list[Check]:
+    result: RuntimeResult,
+) -> None:
     rendered = runtime.render([{"role": "user", "content": message}])
     renders = holds("the chat template renders", 7, bool(rendered), _yes(rendered), rendered)
-    checks = [renders]
+    checks = result.checks
+    checks.append(renders)
     if not rendered:
-        return checks
+        return
     (turn,) = runtime.chat([message], data.max_new_tokens)
     body = runtime.tokenize(rendered)
     ids = _with_start(data.start_token, body)
@@ -130,10 +168,10 @@ def _check_chat(
         detail = "the template and start_token must not both print it"
         count = opening.count(start)
         checks.append(at_most("start tokens in front of the first message", 7, count, 1, detail))
-    checks += _compare(runtime, flatbuffer, data, near_tie, message, ids, turn.generation)
+    texts = (message, rendered)
+    _compare(runtime, flatbuffer, data, near_tie, texts, ids, turn.generation, result)
     reply = turn.generation.text
     checks.append(holds("the first message is answered", 7, bool(reply), _yes(reply), reply))
-    return checks
 
 
 def _compare(
@@ -141,10 +179,11 @@ def _compare(
     flatbuffer: LogitsRunner,
     data: RuntimeData,
     near_tie: float,
-    label: str,
+    texts: tuple[str, str],
     ids: Sequence[int],
     answer: Generation,
-) -> list[Check]:
+    result: RuntimeResult,
+) -> None:
     found = follow(
         flatbuffer,
         ids,
@@ -154,6 +193,8 @@ def _compare(
         stop_tokens=data.stop_tokens,
         suppressed=data.suppressed,
     )
+    label = texts[0]
+    result.transcript.append(Spoken(*texts, tuple(ids), answer, found))
     name = label if len(label) <= 40 else label[:37] + "..."
     same = found.difference is None
     detail = f"{answer.text!r}; smallest margin {found.smallest_margin:.3g}"
@@ -163,7 +204,7 @@ def _compare(
             f"{found.margin:.3g}; the runtime said {answer.text!r}"
         )
     followed, spoken = float(found.tokens), float(answer.new_tokens)
-    return [
+    result.checks += [
         equals(f"tokens fed for {name!r}", 7, answer.prompt_tokens, len(ids)),
         Check(f"greedy tokens of {name!r} that agree", 7, followed, spoken, same, detail, "="),
         measured(f"near ties in {name!r}", 7, found.ties, f"margin below {near_tie:g}"),

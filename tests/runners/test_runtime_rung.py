@@ -43,7 +43,7 @@ def data(start: int | None = None, message: str | None = "hi") -> RuntimeData:
 
 def rung(path: Path, runner: FlatbufferRunner | CachedLlama, wanted: RuntimeData) -> list[Check]:
     with LiteRtLmRunner(path) as runtime:
-        return check_runtime(runtime, runner, wanted, NEAR_TIE)
+        return check_runtime(runtime, runner, wanted, NEAR_TIE).checks
 
 
 def red(checks: list[Check]) -> list[str]:
