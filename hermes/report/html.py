@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from hermes.report.check import Check, Report
-from hermes.report.svg import histogram, position_plot
+from hermes.report.svg import histogram, position_plot, share_plot
 from hermes.report.wording import inline, limit, mark, number, rung, skipped
 
 _STYLE = """
@@ -80,7 +80,8 @@ def _plots(series: Mapping[str, list[float]]) -> list[str]:
     for name, values in series.items():
         if not values:
             continue
-        figures.append(_figure(name, position_plot(values, name)))
+        share = name.startswith("agreement")
+        figures.append(_figure(name, (share_plot if share else position_plot)(values, name)))
         if name.startswith("KL"):
             figures.append(_figure("Distribution of KL", histogram(values, "KL")))
     return figures

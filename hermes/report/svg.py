@@ -29,6 +29,26 @@ def position_plot(values: Sequence[float], label: str) -> str:
     return _frame(label, body + scale.grid() + _bottom_labels("0", "position", str(len(values))))
 
 
+def share_plot(values: Sequence[float], label: str) -> str:
+    """Shares from 0 to 1 by index on a linear axis."""
+    step = (_WIDTH - _LEFT - _RIGHT) / max(1, len(values) - 1)
+    room = _HEIGHT - _TOP - _BOTTOM
+    points = " ".join(
+        f"{_LEFT + index * step:.1f},{_TOP + (1 - min(1.0, max(0.0, value))) * room:.1f}"
+        for index, value in enumerate(values)
+        if math.isfinite(value)
+    )
+    body = f'<polyline class="line" points="{points}"/>' if points else ""
+    for share in (0.0, 0.5, 1.0):
+        y = _TOP + (1 - share) * room
+        body += (
+            f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}"/>'
+        )
+        body += f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">'
+        body += f"{share:.0%}</text>"
+    return _frame(label, body + _bottom_labels("1", "token", str(len(values))))
+
+
 def histogram(values: Sequence[float], label: str) -> str:
     """How many values lie in each of equal bins of the logarithm."""
     scale = _LogScale(values)
