@@ -6,10 +6,9 @@ import hashlib
 import os
 import platform
 import resource
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +18,7 @@ import hermes
 from converters.bind import BoundWeight, bind_weights
 from converters.bundle import BundleSpec, Section, read_bundle, write_bundle
 from converters.graph import Graph, obtain_graph
+from converters.planning import Plan, make_plan
 from converters.proof import ProofOptions, prove
 from converters.publish import publish
 from converters.source import (
@@ -28,6 +28,8 @@ from converters.source import (
     open_source,
     rewrite_source,
 )
+from converters.work import WorkFolder, clean, work_folder, work_key
+from hermes.config import HermesConfig
 from hermes.errors import UsageError, VerificationError
 from hermes.progress import OnProgress, Progress, silent
 from hermes.recipe import Recipe
@@ -61,6 +63,7 @@ class ConvertOptions:
         force: replace an existing bundle.
         verify: climb the ladder before publishing.
         keep_graph: use and fill the cache of graphs.
+        resume: take over what an earlier run of the same conversion has finished.
         proof: texts and threads of the ladder.
     """
 
@@ -72,6 +75,7 @@ class ConvertOptions:
     force: bool = False
     verify: bool = True
     keep_graph: bool = True
+    resume: bool = False
     proof: ProofOptions = field(default_factory=ProofOptions)
 
 
@@ -109,29 +113,39 @@ def convert(options: ConvertOptions, on_progress: OnProgress = silent) -> Report
             todo=f"write to {options.target.with_suffix(SUFFIX).name}",
         )
     stages = Stages()
-    with publish(options.target, options.force) as part, _work_folder(options.target) as work:
+    with publish(options.target, options.force) as part, ExitStack() as held:
         with stages.timed("open"):
             on_progress(Progress("opening the checkpoint"))
             source = open_source(options.source)
             recipe = choose_recipe(options.recipe, source, options.context, options.prefill)
+            plan = _plan(source, recipe, options)
             rewritten = rewrite_source(source, recipe)
+            key = work_key(options.source, source, rewritten, recipe)
+            clean(keep=key)
+            work = held.enter_context(work_folder(key))
         graph, bound = _build(source, rewritten, recipe, options, part, work, stages, on_progress)
         report = Report()
         if options.verify:
             with stages.timed("verify"):
                 outcome = prove(
-                    source, rewritten, recipe, graph, part, work, options.proof, on_progress
+                    source, rewritten, recipe, graph, part, work.path, options.proof, on_progress
                 )
             report = outcome.report
         report.facts.update(
             describe_source(source),
             recipe=recipe.to_dict(),
-            graph={"made": graph.made, "reason": graph.reason, "seconds": round(graph.seconds, 3)},
+            graph={
+                "made": graph.made,
+                "reason": graph.reason,
+                "lengths": graph.lengths,
+                "seconds": round(graph.seconds, 3),
+            },
             rewrites={"done": list(rewritten.done), "notes": list(rewritten.notes)},
             weights=_summary(bound),
             bundle=_describe_bundle(part, options.target),
             seconds=stages.seconds,
             peak_memory=max(own_peak_memory(), graph.peak_memory),
+            cost=_cost(plan, part, stages, max(own_peak_memory(), graph.peak_memory)),
             machine=describe_machine(),
         )
         if options.verify:
@@ -170,30 +184,28 @@ def _build(
     recipe: Recipe,
     options: ConvertOptions,
     part: Path,
-    work: Path,
+    work: WorkFolder,
     stages: Stages,
     on_progress: OnProgress,
 ) -> tuple[Graph, tuple[BoundWeight, ...]]:
     """Graph, weights, bundle; the bundle goes to `part`."""
     config = rewritten.config
-    model = work / "model.tflite"
     with stages.timed("graph"):
         on_progress(Progress("making the graph"))
-        graph = obtain_graph(config, recipe.export, recipe.graph, work, keep=options.keep_graph)
+        graph = obtain_graph(
+            config, recipe.export, recipe.graph, work.path, keep=options.keep_graph
+        )
     with stages.timed("weights"):
-        total = len(graph_weights(config, recipe.graph))
-        done = 0
-
-        def on_weight(name: str, _: int) -> None:
-            nonlocal done
-            done += 1
-            on_progress(Progress("writing the weights", done, total, "tensors", name))
-
-        bound = bind_weights(graph.path, config, recipe, rewritten.weights, model, on_weight)
+        bound = work.finished_model() if options.resume else None
+        if bound is None:
+            work.forget_model()
+            watch = _watch_weights(config, recipe, on_progress)
+            bound = bind_weights(graph.path, config, recipe, rewritten.weights, work.model, watch)
+            work.finish_model(bound)
     with stages.timed("bundle"):
         on_progress(Progress("writing the bundle"))
         spec = BundleSpec(
-            model=model,
+            model=work.model,
             tokenizer=source.tokenizer,
             contract=source.contract,
             max_num_tokens=recipe.export.context,
@@ -201,15 +213,50 @@ def _build(
             suppress_tokens=source.suppressed,
         )
         write_bundle(spec, part)
-        model.unlink()
     return graph, bound
 
 
-@contextmanager
-def _work_folder(target: Path) -> Iterator[Path]:
-    """A folder for intermediate files on the target's disk, gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix=".hermes-", dir=target.resolve().parent) as folder:
-        yield Path(folder)
+def _watch_weights(
+    config: HermesConfig, recipe: Recipe, on_progress: OnProgress
+) -> Callable[[str, int], None]:
+    """Counts tensors and stored bytes as they are written."""
+    total = sum(w.kind != "bias" for w in graph_weights(config, recipe.graph))
+    done = size = 0
+
+    def on_weight(name: str, stored: int) -> None:
+        nonlocal done, size
+        done, size = done + 1, size + stored
+        on_progress(Progress("writing the weights", done, total, "tensors", name, size))
+
+    return on_weight
+
+
+def _plan(source: Source, recipe: Recipe, options: ConvertOptions) -> Plan:
+    """The prediction; raises before any work where the machine cannot do it."""
+    mapped = source.mapped
+    plan = make_plan(
+        mapped.config,
+        mapped.weights,
+        recipe,
+        verify=options.verify,
+        keep_graph=options.keep_graph,
+    )
+    plan.require(options.target.parent)
+    return plan
+
+
+def _cost(plan: Plan, part: Path, stages: Stages, peak: int) -> dict[str, dict[str, float]]:
+    """Prediction beside measurement; what only a phone can measure has a prediction alone."""
+    predicted = plan.cost.to_dict()
+    measured = {
+        "peak_memory": peak,
+        "seconds": round(sum(stages.seconds.values()), 1),
+        "bundle_bytes": part.stat().st_size,
+    }
+    return {
+        name: {"predicted": value, **({"measured": measured[name]} if name in measured else {})}
+        for name, value in predicted.items()
+    }
 
 
 def describe_source(source: Source) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hermes.checkpoint import Checkpoint, open_checkpoint
+from hermes.config import HermesConfig
 from hermes.errors import BadInputError, UsageError
 from hermes.layouts import MappedModel, map_checkpoint
 from hermes.recipe import Recipe, load_recipe
@@ -83,13 +84,20 @@ def open_mapped(options: SourceOptions) -> tuple[Checkpoint, MappedModel]:
 def choose_recipe(
     name: str, source: Source, context: int | None, prefill: tuple[int, ...]
 ) -> Recipe:
+    """`recipe_for` the source's model."""
+    return recipe_for(name, source.mapped.config, context, prefill)
+
+
+def recipe_for(
+    name: str, config: HermesConfig, context: int | None, prefill: tuple[int, ...]
+) -> Recipe:
     """The recipe with the shapes asked for.
 
     A recipe's own context is shortened to what the model was trained for; one that the user asks
     for beyond that is refused.
     """
     recipe = load_recipe(name)
-    trained = source.mapped.config.max_seq_len
+    trained = config.max_seq_len
     if context is not None and context > trained:
         raise UsageError(
             f"--context {context} is longer than the {trained} positions the model was trained for",

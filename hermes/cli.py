@@ -73,6 +73,9 @@ def convert(
     text: Text = None,
     report: ReportFolder = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Take over what an earlier, same run has finished.")
+    ] = False,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Publish without climbing the ladder.")
     ] = False,
@@ -94,6 +97,7 @@ def convert(
         context=context,
         prefill=tuple(prefill or ()),
         force=force,
+        resume=resume,
         verify=not no_verify,
         proof=ProofOptions(text, golden, threads),
     )
@@ -106,6 +110,37 @@ def convert(
     _show_report(result, report, as_json)
     if no_verify:
         print("WARNING: this bundle was NOT VERIFIED (--no-verify)", file=sys.stderr)
+
+
+@app.command()
+def plan(
+    checkpoint: Checkpoint,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where the bundle would go.")
+    ] = Path("model.litertlm"),
+    config: Config = None,
+    layout: LayoutName = "auto",
+    weights: Weights = None,
+    recipe: RecipeName = "int8",
+    context: Context = None,
+    prefill: Prefill = None,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Plan without the ladder.")
+    ] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Say what a conversion would do and cost; exit code 5 if this machine cannot do it."""
+    from converters.planning import describe_plan
+    from converters.source import SourceOptions
+    from hermes.report.plan_table import plan_lines
+
+    source = SourceOptions(checkpoint, config, None, layout, weights)
+    facts, planned = describe_plan(
+        source, recipe, context, tuple(prefill or ()), verify=not no_verify, folder=output.parent
+    )
+    print(json.dumps(facts) if as_json else "\n".join(plan_lines(facts)))
+    planned.require(output.parent)
 
 
 @app.command()
@@ -142,6 +177,15 @@ def verify(
     if died is not None:
         raise died
     raise_if_red(result)
+
+
+@app.command()
+def clean(debug: Debug = False) -> None:
+    """Remove kept graphs and the work folders that no run uses."""
+    from converters.work import clean as run
+    from hermes.report.wording import size
+
+    print(f"{size(run(graphs=True))} freed")
 
 
 @app.command()

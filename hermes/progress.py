@@ -16,6 +16,7 @@ class Progress:
         total: units there are; 0 if unknown.
         unit: `bytes`, `tensors`, or empty.
         detail: the current item.
+        size: bytes written so far; 0 if none are counted.
     """
 
     stage: str
@@ -23,6 +24,23 @@ class Progress:
     total: int = 0
     unit: str = ""
     detail: str = ""
+    size: int = 0
+
+    def counted(self, seconds: float) -> str:
+        """Units, bytes, rate and time left, `seconds` after the stage began; '' if uncounted.
+
+        The time left assumes that the rest costs as much a unit as what is done.
+        """
+        parts = []
+        if self.total:
+            parts.append(f"{self.done}/{self.total} {self.unit}".rstrip())
+        if self.size:
+            parts.append(f"{self.size / 1e6:.1f} MB")
+            if seconds > 0:
+                parts.append(f"{self.size / 1e6 / seconds:.1f} MB/s")
+        if 0 < self.done < self.total:
+            parts.append(f"{seconds * (self.total - self.done) / self.done:.0f} s left")
+        return ", ".join(parts)
 
 
 OnProgress = Callable[[Progress], None]

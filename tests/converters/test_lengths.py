@@ -145,7 +145,7 @@ def other_option(model: Any, signature: Any) -> None:
 def other_wiring(model: Any, signature: Any) -> None:
     graph = model.subgraphs[signature.subgraphIndex]
     inputs = signature_inputs(signature)
-    one, two = inputs["weights_o_proj_0"], inputs["weights_o_proj_1"]
+    one, two = inputs["weights_qkv_proj_0"], inputs["weights_qkv_proj_1"]
     for operator in graph.operators:
         operator.inputs = np.where(operator.inputs == two, one, operator.inputs).astype(np.int32)
 

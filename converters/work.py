@@ -1,0 +1,197 @@
+"""The work folder: what a conversion has finished, kept for a run that continues it.
+
+One folder under the user's cache per key, and the key is a hash of everything that decides the
+bound model: the weights' files, the configuration, the recipe, the packages and this code. So a
+finished stage is either exactly what would be made again, or is not found. Graphs are kept apart
+(`converters.graph`), because they serve other weights too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from converters.bind import BoundWeight
+from converters.graph import graph_folder, graph_key
+from converters.source import Source, SourceOptions
+from hermes.checkpoint.directory import TOKENIZER_FILES
+from hermes.recipe import Recipe
+from hermes.rewrite import RewritableModel
+
+SETTLED_SECONDS = 2.0
+"""A file that changed this recently may change again within one tick of its time stamp."""
+_NOT_WEIGHTS = (*TOKENIZER_FILES, "generation_config.json")
+_MODEL, _DONE, _LOCK = "model.tflite", "model.json", "lock"
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    """A locked folder that holds the bound model once it is finished."""
+
+    path: Path
+
+    @property
+    def model(self) -> Path:
+        """Where the bound model goes."""
+        return self.path / _MODEL
+
+    def finish_model(self, bound: tuple[BoundWeight, ...]) -> None:
+        """Mark the model as complete; the mark appears with a rename, after everything else."""
+        mark = {"bytes": self.model.stat().st_size, "weights": [asdict(one) for one in bound]}
+        temporary = self.path / "mark"
+        temporary.write_text(json.dumps(mark), encoding="utf-8")
+        temporary.replace(self.path / _DONE)
+
+    def finished_model(self) -> tuple[BoundWeight, ...] | None:
+        """What an earlier run bound here, if it got to the end."""
+        try:
+            mark = json.loads((self.path / _DONE).read_text(encoding="utf-8"))
+            if self.model.stat().st_size != mark["bytes"]:
+                return None
+            return tuple(BoundWeight(**one) for one in mark["weights"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def forget_model(self) -> None:
+        """Before it is written again."""
+        for name in (_DONE, _MODEL):
+            (self.path / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def work_folder(key: str) -> Iterator[WorkFolder]:
+    """The folder of this key, locked; a fresh one that vanishes while another run works there.
+
+    Leftovers of a killed run are removed, except a finished model.
+    """
+    folder = work_root() / key
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = _lock(folder)
+    if lock is None:
+        with tempfile.TemporaryDirectory(prefix="busy-", dir=work_root()) as fresh:
+            mine = _lock(Path(fresh))
+            try:
+                yield WorkFolder(Path(fresh))
+            finally:
+                if mine is not None:
+                    os.close(mine)
+        return
+    try:
+        _remove(entry for entry in folder.iterdir() if entry.name not in (_MODEL, _DONE, _LOCK))
+        yield WorkFolder(folder)
+    finally:
+        _remove(entry for entry in folder.iterdir() if entry.name not in (_MODEL, _DONE, _LOCK))
+        os.close(lock)
+
+
+def work_root() -> Path:
+    """Beside the kept graphs."""
+    return graph_folder().parent / "work"
+
+
+def clean(*, keep: str | None = None, graphs: bool = False) -> int:
+    """Remove the work folders that no run uses, and the kept graphs on request; bytes freed.
+
+    Args:
+        keep: key of a folder that stays.
+        graphs: remove the graphs as well.
+    """
+    freed = 0
+    for folder in sorted(work_root().glob("*")) if work_root().is_dir() else []:
+        lock = _lock(folder) if folder.name != keep else None
+        if lock is not None:
+            freed += _bytes(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+    if graphs and graph_folder().is_dir():
+        freed += _bytes(graph_folder())
+        shutil.rmtree(graph_folder(), ignore_errors=True)
+    return freed
+
+
+def work_key(
+    options: SourceOptions, source: Source, rewritten: RewritableModel, recipe: Recipe
+) -> str:
+    """Hash of everything that decides the bound model's bytes."""
+    facts = {
+        "files": _identities(options.checkpoint),
+        "adapter": str(uuid.uuid4()) if source.checkpoint.adapter is not None else "",
+        "weights": options.weights,
+        "layout": source.mapped.layout,
+        "config": source.mapped.config.to_dict(),
+        "rewrites": list(recipe.rewrites),
+        "rules": [asdict(rule) for rule in recipe.quantization],
+        "graph": graph_key(rewritten.config, recipe.export, recipe.graph),
+        "code": _code(),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _identities(path: Path) -> Mapping[str, Any]:
+    """Place, size, times and number of every file that may hold weights.
+
+    The time of the last status change cannot be set, so a file that was written again has another
+    identity. One that changed a moment ago gets an identity that never returns.
+    """
+    # An index names its shards, which lie beside it.
+    folder = path.parent if path.suffix == ".json" else path
+    files = sorted(folder.rglob("*")) if folder.is_dir() else [path]
+    identities: dict[str, Any] = {}
+    for file in files:
+        if not file.is_file() or file.name in _NOT_WEIGHTS:
+            continue
+        found = file.stat()
+        young = time.time() - found.st_ctime < SETTLED_SECONDS
+        identities[str(file.resolve())] = (
+            str(uuid.uuid4())
+            if young
+            else [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
+        )
+    return identities
+
+
+def _code() -> str:
+    """Hash of this program: any change of it may change the bytes."""
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for room in ("hermes", "converters"):
+        for file in sorted((root / room).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock the folder until the descriptor is closed; None if another run holds it."""
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _remove(entries: Iterator[Path]) -> None:
+    for entry in list(entries):
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -1,0 +1,255 @@
+"""Finished stages are taken over by `--resume`, and only where they would come out the same."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_checkpoints import write_checkpoint
+from tiny_llama import tiny_config, tiny_weights
+
+import converters.graph
+import converters.pipeline
+import converters.work
+from converters.pipeline import ConvertOptions, convert
+from converters.source import SourceOptions
+from converters.work import clean, work_folder, work_root
+from hermes.progress import Progress, silent
+from hermes.report.check import Report
+
+RECIPE = """
+rewrites = ["fold_norm_gains", "rotate_residual"]
+[export]
+context = 32
+prefill = [4]
+[[quantization]]
+tensors = "*"
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for the module, so that its graph is traced once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def home(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr(converters.work, "SETTLED_SECONDS", 0.0)
+    return cache
+
+
+@pytest.fixture
+def options(home: Path, tmp_path: Path) -> ConvertOptions:
+    return small_conversion(tmp_path)
+
+
+def small_conversion(folder: Path, seed: int = 0, **changes: Any) -> ConvertOptions:
+    (folder / "small.toml").write_text(RECIPE)
+    config = tiny_config(num_hidden_layers=1)
+    checkpoint = write_checkpoint(folder / "checkpoint", config, tiny_weights(config, seed=seed))
+    return ConvertOptions(
+        source=SourceOptions(checkpoint),
+        target=folder / "small.litertlm",
+        recipe=str(folder / "small.toml"),
+        verify=False,
+        force=True,
+        **{"resume": True, **changes},
+    )
+
+
+def run_until(options: ConvertOptions, stage: str, done: int) -> None:
+    """Convert in a process that kills itself without a farewell."""
+
+    def watch(step: Progress) -> None:
+        if step.stage == stage and step.done >= done:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    process = multiprocessing.get_context("fork").Process(target=convert, args=(options, watch))
+    process.start()
+    process.join(300)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise AssertionError("this stage was finished before")
+
+
+def bytes_of(options: ConvertOptions) -> bytes:
+    return options.target.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("stage", "done"),
+    [
+        ("opening the checkpoint", 0),
+        ("making the graph", 0),
+        ("writing the weights", 1),
+        ("writing the weights", 4),
+        ("writing the bundle", 0),
+    ],
+)
+def test_killed_and_resumed_gives_the_same_bytes(
+    options: ConvertOptions, tmp_path: Path, stage: str, done: int
+) -> None:
+    convert(options)
+    undisturbed = bytes_of(options)
+    options.target.unlink()
+    clean()
+    run_until(options, stage, done)
+    assert not options.target.exists()
+    report = convert(options)
+    assert report.facts["graph"]["made"] == "kept"
+    assert bytes_of(options) == undisturbed
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint", "small.litertlm", "small.toml",
+    ]  # fmt: skip
+
+
+def test_a_killed_tracer_is_traced_again(
+    tmp_path: Path, home: Path, options: ConvertOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph is made in a cache that holds none, killed while the tracer runs, and resumed."""
+    convert(options)
+    undisturbed = bytes_of(options)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+
+    def die(*_: Any, **__: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(converters.graph, "measure_in_child", die)
+        run_until(options, "never", 0)
+    assert convert(options).facts["graph"]["made"] == "traced"
+    assert bytes_of(options) == undisturbed
+
+
+def test_a_finished_model_is_not_bound_again(
+    options: ConvertOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(options)
+    first = bytes_of(options)
+    monkeypatch.setattr(converters.graph, "measure_in_child", refuse)
+    monkeypatch.setattr(converters.pipeline, "bind_weights", refuse)
+    convert(options)
+    assert bytes_of(options) == first
+    template = options.source.checkpoint / "chat_template.jinja"
+    template.write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    convert(options)
+    assert bytes_of(options) != first
+
+
+def other_weights(options: ConvertOptions) -> None:
+    config = tiny_config(num_hidden_layers=1)
+    write_checkpoint(options.source.checkpoint, config, tiny_weights(config, seed=5))
+
+
+def same_weights_again(options: ConvertOptions) -> None:
+    """Equal bytes, but the file is a new one."""
+    path = options.source.checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes())
+
+
+def other_rule(options: ConvertOptions) -> None:
+    Path(options.recipe).write_text(RECIPE + 'granularity = "tensor"\n')
+
+
+@pytest.mark.parametrize("change", [other_weights, same_weights_again, other_rule])
+def test_what_would_differ_is_bound_again(
+    options: ConvertOptions,
+    change: Callable[[ConvertOptions], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    convert(options)
+    change(options)
+    with monkeypatch.context() as patched:
+        patched.setattr(converters.pipeline, "bind_weights", refuse)
+        with pytest.raises(AssertionError, match="finished before"):
+            convert(options)
+    resumed = convert(options)
+    again = bytes_of(options)
+    clean()
+    assert resumed.facts["graph"]["made"] == "kept"
+    convert(options)
+    assert bytes_of(options) == again
+
+
+def test_a_file_that_just_changed_is_never_trusted(
+    options: ConvertOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(converters.work, "SETTLED_SECONDS", 3600.0)
+    convert(options)
+    monkeypatch.setattr(converters.pipeline, "bind_weights", refuse)
+    with pytest.raises(AssertionError, match="finished before"):
+        convert(options)
+
+
+@pytest.mark.parametrize("damage", ["cut", "no mark", "half a mark"])
+def test_a_damaged_stage_is_made_again(
+    options: ConvertOptions, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    convert(options)
+    first = bytes_of(options)
+    (folder,) = [path for path in work_root().iterdir() if (path / "model.json").exists()]
+    if damage == "cut":
+        (folder / "model.tflite").write_bytes((folder / "model.tflite").read_bytes()[:-64])
+    elif damage == "no mark":
+        (folder / "model.json").unlink()
+    else:
+        (folder / "model.json").write_text((folder / "model.json").read_text()[:-20])
+    convert(options)
+    assert bytes_of(options) == first
+
+
+def test_without_resume_nothing_is_taken_over(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = small_conversion(tmp_path, resume=False)
+    convert(options)
+    monkeypatch.setattr(converters.pipeline, "bind_weights", refuse)
+    with pytest.raises(AssertionError, match="finished before"):
+        convert(options)
+
+
+def test_a_busy_folder_is_left_alone(home: Path) -> None:
+    with work_folder("a-key") as first, work_folder("a-key") as second:
+        assert first.path != second.path
+        first.model.write_bytes(b"half")
+        assert clean() == 0
+        assert first.model.exists()
+        assert second.path.is_dir()
+    assert not second.path.exists()
+    with work_folder("a-key") as third:
+        assert third.path == first.path
+        with (third.path / "lock").open("rb") as lock, pytest.raises(OSError, match="unavailable"):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_leftovers_go_and_a_finished_model_stays(home: Path) -> None:
+    with work_folder("leftovers") as work:
+        work.model.write_bytes(b"model")
+        work.finish_model(())
+        (work.path / "float32.tflite").write_bytes(b"left")
+        (work.path / "folder").mkdir()
+    with work_folder("leftovers") as work:
+        assert sorted(path.name for path in work.path.iterdir()) == [
+            "lock", "model.json", "model.tflite",
+        ]  # fmt: skip
+        assert work.finished_model() == ()
+    assert clean(graphs=True) > 0
+    assert not list(work_root().iterdir())
+
+
+def test_the_prediction_stands_beside_the_measurement(options: ConvertOptions) -> None:
+    report: Report = convert(options, silent)
+    cost = report.facts["cost"]
+    assert set(cost["peak_memory"]) == {"predicted", "measured"}
+    assert cost["bundle_bytes"]["measured"] == options.target.stat().st_size
+    assert set(cost["kv_bytes"]) == {"predicted"}
