@@ -77,7 +77,7 @@ def describe_plan(
     `folder` is where the bundle would go.
     """
     checkpoint, mapped = open_mapped(options)
-    recipe = recipe_for(recipe_name, mapped.config, context, prefill)
+    recipe = recipe_for(recipe_name, mapped, context, prefill)
     plan = make_plan(mapped.config, mapped.weights, recipe, verify=verify)
     machine = this_machine(folder)
     facts = {

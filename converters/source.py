@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hermes.checkpoint import Checkpoint, open_checkpoint
-from hermes.config import HermesConfig
 from hermes.errors import BadInputError, UsageError
 from hermes.layouts import MappedModel, map_checkpoint
+from hermes.layouts.registry import layout_named
 from hermes.recipe import Recipe, load_recipe
 from hermes.rewrite import RewritableModel, rewrite_model
 from hermes.tokenizer import (
@@ -85,11 +85,11 @@ def choose_recipe(
     name: str, source: Source, context: int | None, prefill: tuple[int, ...]
 ) -> Recipe:
     """`recipe_for` the source's model."""
-    return recipe_for(name, source.mapped.config, context, prefill)
+    return recipe_for(name, source.mapped, context, prefill)
 
 
 def recipe_for(
-    name: str, config: HermesConfig, context: int | None, prefill: tuple[int, ...]
+    name: str, mapped: MappedModel, context: int | None, prefill: tuple[int, ...]
 ) -> Recipe:
     """The recipe with the shapes asked for.
 
@@ -97,10 +97,12 @@ def recipe_for(
     for beyond that is refused.
     """
     recipe = load_recipe(name)
-    trained = config.max_seq_len
+    trained = mapped.config.max_seq_len
     if context is not None and context > trained:
+        reason = layout_named(mapped.layout).past_training
         raise UsageError(
             f"--context {context} is longer than the {trained} positions the model was trained for",
+            problems=[reason] if reason else [],
             expected=f"at most {trained}",
             todo="choose a shorter context",
         )

@@ -104,7 +104,9 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
 
 REASONS = {
     "lm_use_tokens": "the model takes embeddings and returns hidden states instead of logits; "
-    "LiteRT-LM feeds token ids and samples from logits, so it cannot run this model",
+    "LiteRT-LM feeds token ids and samples from logits, so it cannot run this model "
+    "(docs/layouts.md shows the experiment). Where the file's own token_embedding and head were "
+    "trained on text, --config with lm_use_tokens true exports that",
     "quantization_config": "the weights are already quantized; bring the float weights",
     "quantization": "the weights are already quantized; bring the float weights",
     "text_config": "a model with several parts; bring the language model alone",

@@ -24,4 +24,6 @@ NANOVLM = Layout(
         down="mlp.down_proj",
     ),
     families=("nanovlm", "huggingface"),
+    past_training="its code divides all rotary frequencies anew with every position past "
+    "lm_max_position_embeddings, which a graph of fixed tables cannot do",
 )

@@ -41,6 +41,8 @@ class Layout:
         refused: (pattern of a whole name, reason) of entries whose maths we lack.
         constants: fields that its training code fixes and its configuration does not name.
         hints: values that its code usually has, shown when a field is asked for.
+        past_training: what its code does at positions past the trained maximum, where that cannot
+            be exported; shown when a longer context is asked for.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Layout:
     refused: tuple[tuple[str, str], ...] = ()
     constants: Mapping[str, object] = field(default_factory=dict)
     hints: Mapping[str, object] = field(default_factory=dict)
+    past_training: str = ""
 
     def sources(self) -> dict[str, Rule]:
         """Every source template with its rule."""

