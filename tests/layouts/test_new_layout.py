@@ -1,8 +1,8 @@
-"""The worked example of hermes.layouts: a codebase we never saw, in one table."""
+"""The worked example of CONTRIBUTING.md: a codebase we never saw, in one table."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
 from pathlib import Path
 
 import pytest
@@ -18,33 +18,23 @@ from tiny_llama import (
 )
 
 from hermes.layouts import LAYOUTS
-from hermes.layouts.operations import Transpose
 from hermes.layouts.saving import foreign_weights
-from hermes.layouts.table import Layout, decoder_rules
+from hermes.layouts.table import Layout
 
-_RULES = decoder_rules(
-    embedding="tok",
-    final_norm="out_norm",
-    head="out",
-    layer="blocks.{}.",
-    attention_norm="n1",
-    qkv="attn.qkv",
-    o="attn.proj",
-    mlp_norm="n2",
-    gate="ff.g",
-    up="ff.u",
-    down="ff.d",
-)
-# This codebase stores its down projection as [inputs, outputs].
-MINE = Layout(
-    name="mine",
-    title="my trainer",
-    rules=tuple(
-        replace(rule, operation=Transpose()) if rule.sources == ("blocks.{}.ff.d.weight",) else rule
-        for rule in _RULES
-    ),
-    pairing="interleaved",
-)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def worked_example() -> Layout:
+    """The table that CONTRIBUTING.md prints, run as it stands there."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    exec(blocks[0], names)
+    table = names["MINE"]
+    assert isinstance(table, Layout)
+    return table
+
+
+MINE = worked_example()
 
 
 def stored(weights: Weights) -> Weights:
@@ -83,3 +73,9 @@ def test_one_table_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     again = foreign_weights(model.weights, model.config, "mine")
     for name, value in stored(weights).items():
         assert torch.equal(again[name].read(), value)
+
+
+def test_every_layout_is_in_the_documentation() -> None:
+    text = (ROOT / "docs" / "layouts.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \|.*\| (halves|interleaved)", text, re.MULTILINE)
+    assert rows == [(layout.name, layout.pairing) for layout in LAYOUTS]
