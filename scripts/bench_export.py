@@ -85,7 +85,7 @@ def measure(name: str, command: Sequence[str], output: Path, cache: Path) -> Mea
             raise SystemExit(f"{name} failed:\n{log.read().decode(errors='replace')[-3000:]}")
     # The official exporter names its own file in the folder.
     files = [output] if output.is_file() else [f for f in output.rglob("*") if f.is_file()]
-    return Measured(
+    measured = Measured(
         name,
         round(wall, 2),
         round(usage.ru_utime + usage.ru_stime, 2),
@@ -94,6 +94,8 @@ def measure(name: str, command: Sequence[str], output: Path, cache: Path) -> Mea
         max((file.stat().st_size for file in files), default=0),
         round(load, 2),
     )
+    print(json.dumps(asdict(measured)), file=sys.stderr, flush=True)
+    return measured
 
 
 def _sample(pid: int, peak: list[int]) -> None:
@@ -233,11 +235,15 @@ def main() -> None:
     given = parser.parse_args()
     official = Path(given.official_python) if given.official_python else None
     with tempfile.TemporaryDirectory(prefix="bench-export-", dir=given.work) as folder:
-        compared = compare(given.checkpoint, official, given.repeats, Path(folder))
+        compared = (
+            compare(given.checkpoint, official, given.repeats, Path(folder))
+            if given.repeats
+            else []
+        )
         grown = grow(given.sizes, given.checkpoint, Path(folder))
     show([*compared, *grown])
     facts: dict[str, object] = {"rows": [asdict(row) for row in (*compared, *grown)]}
-    if official is not None:
+    if official is not None and compared:
         first = compared[0]
         facts["ratios"] = {
             row.name: {
