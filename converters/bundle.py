@@ -33,6 +33,7 @@ __all__ = [
     "extract_section",
     "read_bundle",
     "section_bytes",
+    "stamp_metadata",
     "write_bundle",
 ]
 
@@ -169,6 +170,20 @@ def _builder(spec: BundleSpec, model_checksum: str, folder: Path) -> LitertLmFil
         additional_metadata=[entry(CHECKSUM_KEY, model_checksum)],
     )
     return builder
+
+
+def stamp_metadata(path: Path, key: str, value: str) -> None:
+    """Replace a header value by another of equal length; the uuid follows the new content."""
+    with path.open("r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        version, end = parse_header(file.read(HEADER_BEGIN), str(path))
+        header = parse_metadata(version, end, file.read(end - HEADER_BEGIN), size, str(path))
+        entry = {entry.key: entry for entry in header.system}[key]
+        if len(str(entry.value)) != len(value):
+            raise ValueError(f"{key} has {len(str(entry.value))} characters, not {len(value)}")
+        _overwrite(file, entry, value)
+    _make_reproducible(path)
 
 
 def _make_reproducible(path: Path) -> bool:

@@ -21,6 +21,7 @@ from converters.graph import Graph, obtain_graph
 from converters.planning import Plan, make_plan
 from converters.proof import ProofOptions, prove
 from converters.publish import publish
+from converters.seal import REPORT_KEY, input_hashes, seal
 from converters.source import (
     Source,
     SourceOptions,
@@ -34,6 +35,7 @@ from hermes.errors import UsageError, VerificationError
 from hermes.progress import OnProgress, Progress, silent
 from hermes.recipe import Recipe
 from hermes.report.check import Report
+from hermes.report.comparison import UNVERIFIED
 from hermes.rewrite import RewritableModel
 from hermes.signatures import graph_weights
 
@@ -152,6 +154,7 @@ def convert(options: ConvertOptions, on_progress: OnProgress = silent) -> Report
             if outcome.died is not None:
                 raise outcome.died
             raise_if_red(report)
+            seal(part, report)
         else:
             report.facts["unverified"] = True
     return report
@@ -209,7 +212,11 @@ def _build(
             tokenizer=source.tokenizer,
             contract=source.contract,
             max_num_tokens=recipe.export.context,
-            metadata={"hermes_version": hermes.__version__, RECIPE_KEY: recipe.name},
+            metadata={
+                "hermes_version": hermes.__version__,
+                RECIPE_KEY: recipe.name,
+                REPORT_KEY: UNVERIFIED,
+            },
             suppress_tokens=source.suppressed,
         )
         write_bundle(spec, part)
@@ -264,6 +271,7 @@ def describe_source(source: Source) -> dict[str, Any]:
     mapped, contract = source.mapped, source.contract
     return {
         "checkpoint": str(source.checkpoint.path),
+        "inputs": input_hashes(source),
         "layout": {"name": mapped.layout, "evidence": mapped.evidence},
         "config": {
             name: {"value": value, "source": mapped.config_sources.get(name, "")}

@@ -48,10 +48,14 @@ def verify_bundle(
         rewritten = rewrite_source(source, chosen)
         graph = obtain_graph(rewritten.config, chosen.export, chosen.graph, work)
         outcome = prove(source, rewritten, chosen, graph, bundle, work, proof, on_progress)
+    sections = [
+        {"kind": section.kind, "size": section.size, "sha256": section.sha256}
+        for section in opened.sections
+    ]
     outcome.report.facts.update(
         describe_source(source),
         recipe=chosen.to_dict(),
-        bundle={"path": str(bundle), "bytes": opened.size},
+        bundle={"path": str(bundle), "bytes": opened.size, "sections": sections},
         machine=describe_machine(),
     )
     return outcome.report, outcome.died

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +26,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 INTERRUPTED = 130
+_given: ContextVar[tuple[str, ...]] = ContextVar("given", default=())
+"""The command line, for the report: it names the command that repeats it."""
 
 Checkpoint = Annotated[
     Path, typer.Argument(help="Checkpoint: .pt .pth .bin .ckpt .safetensors .gguf, or a folder.")
@@ -156,7 +160,13 @@ def verify(
     ] = None,
     golden: Golden = None,
     text: Text = None,
-    report: ReportFolder = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", help="Folder to write to, or a report.json to compare with."),
+    ] = None,
+    localise: Annotated[
+        bool, typer.Option("--localise", help="Compare every layer's cache over the context.")
+    ] = False,
     threads: Threads = 2,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -164,18 +174,27 @@ def verify(
     """Climb the ladder with a finished bundle."""
     from converters.pipeline import raise_if_red
     from converters.proof import ProofOptions
+    from converters.seal import demand_same
     from converters.source import SourceOptions
     from converters.verification import verify_bundle
+    from hermes.report.check import Report
+    from hermes.report.comparison import shifts
     from hermes.terminal import ProgressDisplay
 
     source = SourceOptions(against, config, tokenizer, layout, weights)
+    earlier = None
+    if report is not None and report.suffix == ".json":
+        earlier, report = Report.read(report), None
+    proof = ProofOptions(text, golden, threads, localise)
     with ProgressDisplay(quiet=as_json) as progress:
-        result, died = verify_bundle(
-            bundle, source, recipe, ProofOptions(text, golden, threads), progress
-        )
+        result, died = verify_bundle(bundle, source, recipe, proof, progress)
     _show_report(result, report, as_json)
     if died is not None:
         raise died
+    if earlier is not None:
+        for line in shifts(earlier, result):
+            print(f"moved: {line}", file=sys.stderr)
+        demand_same(bundle, earlier, result)
     raise_if_red(result)
 
 
@@ -263,6 +282,7 @@ def _show_report(result: Report, folder: Path | None, as_json: bool) -> None:
     from hermes.report.tables import print_report
     from hermes.report.writers import write_report
 
+    result.facts["command"] = shlex.join(["hermes", *_given.get()])
     if folder is not None:
         write_report(result, folder)
     if as_json:
@@ -279,6 +299,7 @@ def main(arguments: list[str] | None = None) -> None:
 def run_command(command: Callable[..., Any], arguments: list[str] | None = None) -> int:
     """Run the typer app and turn every failure into one message and its exit code."""
     given = sys.argv[1:] if arguments is None else arguments
+    _given.set(tuple(given))
     debug = "--debug" in given
     try:
         code = command(args=given, prog_name="hermes", standalone_mode=False)

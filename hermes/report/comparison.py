@@ -14,7 +14,7 @@ UNVERIFIED = "0" * 64
 """What stands in a bundle that no ladder was climbed with."""
 
 _SECTION_FIELDS = ("kind", "size", "sha256")
-_FACTS = ("layout", "config", "inputs", "recipe", "rewrites", "prompt")
+_FACTS = ("inputs", "recipe")
 _NOTABLE = 0.05
 
 
@@ -33,6 +33,7 @@ def fingerprint(report: Report) -> str:
             if check["limit"] is not None
         ],
         "skipped": content["skipped"],
+        "config": _values(facts.get("config")),
         "facts": {name: facts.get(name) for name in _FACTS},
         "sections": [
             {field: section.get(field) for field in _SECTION_FIELDS} for section in _sections(facts)
@@ -73,6 +74,12 @@ def shifts(earlier: Report, now: Report) -> list[str]:
             continue
         found.append(f"{_label(old)}: {number(old.value)}, now {number(new.value)}")
     return found
+
+
+def _values(config: object) -> dict[str, Any]:
+    """The configuration without its sources, which name folders."""
+    fields = config if isinstance(config, Mapping) else {}
+    return {name: entry.get("value") for name, entry in fields.items()}
 
 
 def _sections(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -14,7 +14,10 @@ from small_checkpoints import small_model, write_checkpoint, write_recipe
 from tiny_llama import reference_greedy
 
 from converters.bundle import read_bundle
+from converters.seal import REPORT_KEY, hash_file, seal
 from hermes.cli import app, run_command
+from hermes.report.check import Report
+from hermes.report.comparison import UNVERIFIED, fingerprint
 from hermes.runners.litert_lm import LiteRtLmRunner
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,6 +66,9 @@ def test_same_inputs_give_the_same_bytes(bundle: Path, checkpoint: Path, recipe:
     again = bundle.with_name("again.litertlm")
     arguments = [str(checkpoint), "-o", str(again), "--recipe", str(recipe), "--no-verify"]
     assert run_command(app, ["convert", *arguments]) == 0
+    assert read_bundle(again).metadata[REPORT_KEY] == UNVERIFIED
+    report = Report.read(bundle.parent / "report" / "report.json")
+    seal(again, report)
     assert again.read_bytes() == bundle.read_bytes()
     again.unlink()
 
@@ -99,10 +105,30 @@ def test_inspect_shows_signatures_and_storage(
 
 
 def test_verify_accepts_its_own_bundle_and_refuses_another_models(
-    bundle: Path, checkpoint: Path, recipe: Path, tmp_path: Path
+    bundle: Path,
+    checkpoint: Path,
+    recipe: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = ["--recipe", str(recipe), "--json"]
-    assert run_command(app, ["verify", str(bundle), "--against", str(checkpoint), *arguments]) == 0
+    report = bundle.parent / "report" / "report.json"
+    mark = read_bundle(bundle).metadata[REPORT_KEY]
+    assert mark == fingerprint(Report.read(report))
+    repeated = [*arguments, "--report", str(report), "--localise"]
+    assert run_command(app, ["verify", str(bundle), "--against", str(checkpoint), *repeated]) == 0
+    facts = json.loads(capsys.readouterr().out.splitlines()[-1])["facts"]
+    assert facts["command"].startswith("hermes verify ")
+    assert facts["inputs"]["model.safetensors"] == hash_file(checkpoint / "model.safetensors")
+    assert facts["transcript"]["1"]["float_answer"]
+    values = json.loads(report.read_text())
+    values["checks"][-1]["name"] += " of something else"
+    forged = tmp_path / "forged.json"
+    forged.write_text(json.dumps(values))
+    repeated = [*arguments, "--report", str(forged)]
+    assert run_command(app, ["verify", str(bundle), "--against", str(checkpoint), *repeated]) == 6
+    message = capsys.readouterr().err
+    assert "was made and is not any more" in message
     config, weights = small_model()
     weights["model.layers.1.mlp.up_proj.weight"] = -weights["model.layers.1.mlp.up_proj.weight"]
     other = write_checkpoint(tmp_path / "other", config, weights)

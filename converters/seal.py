@@ -1,0 +1,68 @@
+"""Ties a bundle to its report, and a repeated report to the first one."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from converters.bundle import Bundle, read_bundle, stamp_metadata
+from converters.source import Source
+from hermes.errors import VerificationError
+from hermes.report.check import Report
+from hermes.report.comparison import UNVERIFIED, contradictions, fingerprint
+
+REPORT_KEY = "hermes_report"
+
+
+def seal(bundle: Path, report: Report) -> None:
+    """Write the report's fingerprint into the bundle's metadata, in place.
+
+    Only the header changes: sections, and so all that the report says of them, stay as they are.
+    """
+    mark = fingerprint(report)
+    stamp_metadata(bundle, REPORT_KEY, mark)
+    report.facts["fingerprint"] = mark
+    described = report.facts.get("bundle")
+    if isinstance(described, dict):
+        described["sha256"] = hash_file(bundle)
+
+
+def demand_same(bundle: Path, earlier: Report, now: Report) -> None:
+    """Compare a repeated report with an earlier one of the same bundle.
+
+    Raises:
+        VerificationError: the earlier report belongs to another bundle, or a verdict changed.
+    """
+    problems = _belongs(read_bundle(bundle, hashes=False), earlier) + contradictions(earlier, now)
+    if problems:
+        raise VerificationError(
+            f"{bundle}: the repeated checks contradict the report",
+            problems=problems,
+            expected="the same checks with the same verdicts",
+            todo="repeat with the options the report was made with (see its command)",
+        )
+
+
+def _belongs(bundle: Bundle, report: Report) -> list[str]:
+    sealed = str(bundle.metadata.get(REPORT_KEY, ""))
+    if sealed in ("", UNVERIFIED):
+        return []
+    mark = fingerprint(report)
+    if mark == sealed:
+        return []
+    return [f"the bundle was published with report {sealed[:16]}..., this one is {mark[:16]}..."]
+
+
+def input_hashes(source: Source) -> dict[str, str]:
+    """SHA-256 of the checkpoint's files and of the tokenizer, by file name."""
+    path = source.checkpoint.path
+    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file())
+    hashes = {file.name: hash_file(file) for file in files}
+    hashes["tokenizer as bundled"] = hashlib.sha256(source.tokenizer.data).hexdigest()
+    return hashes
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
