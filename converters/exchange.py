@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -109,7 +110,9 @@ def import_checkpoint(
             (stage / name).write_bytes(data)
         (stage / target.name).symlink_to(part)
         _compare(original, stage / target.name)
-        move(stage, beside)
+        move(
+            stage, [name for name in beside if not _same_content(place.parent / name, beside[name])]
+        )
     return Exchanged(model, (target.name, *beside), tuple(notes))
 
 
@@ -185,7 +188,7 @@ def _refuse_others(folder: Path, files: Mapping[str, bytes], force: bool) -> Non
     others = [
         name
         for name, data in files.items()
-        if (folder / name).exists() and (folder / name).read_bytes() != data
+        if (folder / name).exists() and not _same_content(folder / name, data)
     ]
     if surplus or (others and not force):
         raise TargetError(
@@ -195,6 +198,19 @@ def _refuse_others(folder: Path, files: Mapping[str, bytes], force: bool) -> Non
             todo="choose a folder of its own"
             + ("" if surplus else ", or replace them with --force"),
         )
+
+
+def _same_content(path: Path, data: bytes) -> bool:
+    """Equal bytes, or JSON that says the same in another format; such a file is left alone."""
+    if not path.is_file():
+        return False
+    found = path.read_bytes()
+    if found == data or path.suffix != ".json":
+        return found == data
+    try:
+        return bool(json.loads(found) == json.loads(data))
+    except (ValueError, RecursionError):
+        return False
 
 
 @contextmanager

@@ -223,6 +223,16 @@ def test_files_of_another_model_are_kept(folder: Path, tmp_path: Path) -> None:
     assert run_command(app, [*command, "--force"]) == 8
 
 
+def test_into_the_folder_of_the_source_itself(folder: Path) -> None:
+    generation = folder / "generation_config.json"
+    generation.write_text('{"eos_token_id": [2, 5, 7]}')
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert run_command(app, ["import", str(folder), "-o", str(folder / "c.safetensors")]) == 0
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert after.pop("c.safetensors")
+    assert after == before
+
+
 def test_folders_are_replaced_only_if_they_hold_a_model(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "out"
     target.mkdir()
