@@ -19,6 +19,7 @@ from hermes.config import HermesConfig
 from hermes.errors import ResourceError
 from hermes.parameters import parameter_count
 from hermes.plan import Machine, predict_cost, require_machine
+from hermes.progress import Progress
 from hermes.recipe import load_recipe
 
 # Llama-3.2-1B: its published sizes, and its number of parameters.
@@ -141,3 +142,20 @@ def test_planning_safetensors_imports_no_torch(checkpoint: Path) -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("step", "seconds", "words"),
+    [
+        (Progress("a", 50, 200, "tensors", "w", 80_000_000), 4.0,
+         "50/200 tensors, 80.0 MB, 20.0 MB/s, 12 s left"),
+        (Progress("a", 200, 200, "tensors", "w", 5_000_000), 2.0,
+         "200/200 tensors, 5.0 MB, 2.5 MB/s"),
+        (Progress("a"), 9.0, ""),
+        (Progress("a", 0, 10, "tensors"), 0.0, "0/10 tensors"),
+    ],
+)  # fmt: skip
+def test_progress_counts_bytes_rate_and_time_left(
+    step: Progress, seconds: float, words: str
+) -> None:
+    assert step.counted(seconds) == words

@@ -6,6 +6,8 @@ import fcntl
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,16 @@ def home(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def options(home: Path, tmp_path: Path) -> ConvertOptions:
     return small_conversion(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The bundle of a run that nothing happened to; the same weights lie in every test's folder."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(cache))
+        options = small_conversion(tmp_path_factory.mktemp("undisturbed"))
+        convert(options)
+    return bytes_of(options)
 
 
 def small_conversion(folder: Path, seed: int = 0, **changes: Any) -> ConvertOptions:
@@ -97,12 +109,8 @@ def bytes_of(options: ConvertOptions) -> bytes:
     ],
 )
 def test_killed_and_resumed_gives_the_same_bytes(
-    options: ConvertOptions, tmp_path: Path, stage: str, done: int
+    options: ConvertOptions, undisturbed: bytes, tmp_path: Path, stage: str, done: int
 ) -> None:
-    convert(options)
-    undisturbed = bytes_of(options)
-    options.target.unlink()
-    clean()
     run_until(options, stage, done)
     assert not options.target.exists()
     report = convert(options)
@@ -114,11 +122,12 @@ def test_killed_and_resumed_gives_the_same_bytes(
 
 
 def test_a_killed_tracer_is_traced_again(
-    tmp_path: Path, home: Path, options: ConvertOptions, monkeypatch: pytest.MonkeyPatch
+    options: ConvertOptions,
+    undisturbed: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The graph is made in a cache that holds none, killed while the tracer runs, and resumed."""
-    convert(options)
-    undisturbed = bytes_of(options)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
 
     def die(*_: Any, **__: Any) -> Any:
@@ -132,10 +141,11 @@ def test_a_killed_tracer_is_traced_again(
 
 
 def test_a_finished_model_is_not_bound_again(
-    options: ConvertOptions, monkeypatch: pytest.MonkeyPatch
+    options: ConvertOptions, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convert(options)
     first = bytes_of(options)
+    assert first == undisturbed
     monkeypatch.setattr(converters.graph, "measure_in_child", refuse)
     monkeypatch.setattr(converters.pipeline, "bind_weights", refuse)
     convert(options)
@@ -253,3 +263,13 @@ def test_the_prediction_stands_beside_the_measurement(options: ConvertOptions) -
     assert set(cost["peak_memory"]) == {"predicted", "measured"}
     assert cost["bundle_bytes"]["measured"] == options.target.stat().st_size
     assert set(cost["kv_bytes"]) == {"predicted"}
+
+
+def test_inspecting_a_bundle_imports_no_torch(options: ConvertOptions) -> None:
+    convert(options)
+    code = (
+        "import sys; from hermes.cli import app, run_command; "
+        f"assert run_command(app, ['inspect', {str(options.target)!r}, '--json']) == 0; "
+        "assert not {'torch', 'transformers', 'litert_torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
