@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _PLAIN_WIDTH = 150
 _DETAIL_LENGTH = 110
 _MANY = 5
+_MOST_KEYS = 12
 
 
 def print_report(report: Report, stream: TextIO | None = None) -> None:
@@ -41,6 +42,18 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
         console.print(table)
     for line in skipped(report):
         console.print(Text(line, style="yellow"))
+    for line in _key_lines(report.facts.get("keys", {})):
+        console.print(Text(line, style="yellow" if line.startswith("warning") else ""))
+
+
+def _key_lines(keys: Mapping[str, Any]) -> list[str]:
+    """What became of the checkpoint's keys: nothing is left out without a line."""
+    ignored = [f"ignored {name}: {reason}" for name, reason in keys.get("ignored", [])]
+    if len(ignored) > _MOST_KEYS:
+        more = len(ignored) - _MOST_KEYS
+        ignored = [*ignored[:_MOST_KEYS], f"ignored {more} more keys; --report lists them"]
+    warnings = [f"warning: {text}" for text in keys.get("warnings", [])]
+    return [*ignored, *warnings, *(f"note: {text}" for text in keys.get("notes", []))]
 
 
 def print_inspection(facts: Mapping[str, Any], stream: TextIO | None = None) -> None:

@@ -110,3 +110,20 @@ def test_a_context_past_nanovlms_maximum_is_refused_with_the_reason(
     message = capsys.readouterr().err
     assert "65 is longer than the 64 positions" in message
     assert "divides all rotary frequencies anew" in message
+
+
+def test_b14_the_terminal_warns_and_lists_what_was_ignored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The configuration says tied, the file holds another head and a loss buffer."""
+    style = STYLES["smollm2 from scratch"]
+    weights = style.weights()
+    weights["lm_head.weight"] = weights["embed_tokens.weight"].flip(0)
+    weights["criterion.weight"] = weights["norm.weight"]
+    checkpoint = style.write(tmp_path / "in", weights)
+    recipe, target = write_recipe(tmp_path / "small.toml"), tmp_path / "model.litertlm"
+    arguments = [str(checkpoint), "-o", str(target), "--recipe", str(recipe), "--no-verify"]
+    assert run_command(app, ["convert", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("warning:") and "stored head is used" in line for line in lines)
+    assert any(line.startswith("ignored criterion.weight: part of the loss") for line in lines)
