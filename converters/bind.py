@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from ai_edge_litert import schema_py_generated as schema
-from torch import Tensor
 
 from converters.flatbuffer import (
     SharedQuantization,
@@ -32,6 +30,9 @@ from hermes.config import HermesConfig
 from hermes.errors import BadInputError, NativeToolError, UsageError
 from hermes.recipe import QuantizationRule, Recipe
 from hermes.signatures import GraphWeight, graph_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ALIGNMENT = 64
 CHUNK_BYTES = 4 << 20
@@ -123,6 +124,8 @@ def bind_weights(
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Element-wise work gains nothing from threads and loses much on busy cores."""
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -214,6 +217,8 @@ def _replace_biases(
     model: Any, config: HermesConfig, recipe: Recipe, weights: Mapping[str, LazyTensor]
 ) -> None:
     """Put the biases where the skeleton carries their patterns."""
+    import torch
+
     patterns = {
         bias_pattern(index, weight.shape[0]).tobytes(): weight
         for index, weight in enumerate(graph_weights(config, recipe.graph))
@@ -255,6 +260,8 @@ def _chunks(weight: GraphWeight, weights: Mapping[str, LazyTensor]) -> Iterator[
 
 
 def _finite(tensor: LazyTensor, start: int, stop: int | None) -> Tensor:
+    import torch
+
     rows = tensor.read(start, stop).float().contiguous()
     finite = torch.isfinite(rows)
     if not bool(finite.all()):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from hermes.recipe import QuantizationRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SMALLEST_AMPLITUDE = 1e-9
 """Keeps the scale of an all-zero row above zero, as ai-edge-quantizer does."""

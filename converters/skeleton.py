@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from hermes.config import HermesConfig
-from hermes.exportable import ExportableModel
 from hermes.recipe import ExportShapes, GraphOptions
 from hermes.signatures import DECODE, GraphWeight, Signature, build_signatures, graph_weights
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WEIGHT_INPUT_PREFIX = "weights_"
 
@@ -26,6 +27,8 @@ def trace_skeleton(
     config: HermesConfig, shapes: ExportShapes, options: GraphOptions, target: Path
 ) -> None:
     """Write the weightless graph with all signatures to `target` (.tflite)."""
+    import torch
+
     weights = graph_weights(config, options)
     patterns = {
         weight.name: torch.from_numpy(bias_pattern(index, weight.shape[0]))
@@ -58,6 +61,7 @@ def trace_signatures(
     import litert_torch
 
     import converters.lowerings  # noqa: F401  (registers our operators)
+    from hermes.exportable import ExportableModel
 
     modules = {
         with_logits: ExportableModel(
@@ -77,6 +81,8 @@ def trace_signatures(
 
 def sample_inputs(signature: Signature) -> dict[str, Tensor | dict[str, Tensor]]:
     """Zero tensors for the runtime inputs, shaped as keyword arguments of the module."""
+    import torch
+
     samples: dict[str, Tensor | dict[str, Tensor]] = {}
     cache: dict[str, Tensor] = {}
     for spec in signature.inputs:

@@ -50,7 +50,7 @@ SHAPES = {
 }  # fmt: skip
 """SmolLM2-135M and -360M, Llama-3.2-1B and -3B."""
 
-SAMPLE_SECONDS = 0.05
+SAMPLE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,9 @@ def _scaled(matrix: LazyTensor, gain: LazyTensor) -> LazyTensor:
 
 
 def _ones(gain: LazyTensor, name: str) -> LazyTensor:
-    import torch
-
     def read(start: int, stop: int) -> Tensor:
+        import torch
+
         return torch.ones(stop - start)
 
     return LazyTensor(name, gain.shape, "float32", gain.origin, read)

@@ -9,6 +9,7 @@ Ashkboos et al. 2024; SpinQuant, Liu et al. 2024).
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -66,20 +67,25 @@ def rotate_residual(model: RewritableModel, seed: int = SEED) -> RewritableModel
     """
     model.require(fold.NAME, NAME)
     model.refuse_again(NAME)
-    rotation = Rotation(model.config.hidden_size, seed)
+    # Made when the first weight is read: planning and tracing need no torch.
+    made = functools.cache(lambda: Rotation(model.config.hidden_size, seed))
+
+    def rotated(rows: Tensor) -> Tensor:
+        return made().apply(rows)
+
     changed: dict[str, LazyTensor] = {}
     for name in (EMBEDDING, HEAD):
-        changed[name] = by_rows(model.weights[name], rotation.apply)
+        changed[name] = by_rows(model.weights[name], rotated)
     for layer in range(model.config.num_layers):
         prefix = f"layers.{layer}."
         for reader in (name for names in fold.READERS.values() for name in names):
-            changed[prefix + reader] = by_rows(model.weights[prefix + reader], rotation.apply)
+            changed[prefix + reader] = by_rows(model.weights[prefix + reader], rotated)
         for writer in _WRITERS:
             weight, bias = f"{prefix}{writer}.weight", f"{prefix}{writer}.bias"
             # The transpose of Q times W is the transpose of (transpose of W) times Q.
             for name in (weight, bias):
                 if name in model.weights:
-                    changed[name] = by_columns(model.weights[name], rotation.apply)
+                    changed[name] = by_columns(model.weights[name], rotated)
     return model.changed(NAME, changed)
 
 
