@@ -17,13 +17,13 @@ from hermes.recipe import Recipe
 from hermes.signatures import GraphWeight, cache_specs, graph_weights
 
 MB = 10**6
-TRACER_BYTES = 690 * MB
+TRACER_BYTES = 720 * MB
 """torch, litert-torch and jax loaded, and four layers of three signatures traced."""
 TRACED_LAYER_BYTES = 3.3 * MB
 """Of each further layer in each traced signature, where layers are not stamped."""
-BINDER_BYTES = 420 * MB
+BINDER_BYTES = 300 * MB
 """torch and the flatbuffer schema loaded, one block of rows on its way into the file."""
-HEADER_LAYER_BYTES = 0.5 * MB
+HEADER_LAYER_BYTES = 0.3 * MB
 """Python objects of one layer of one signature while the header is packed."""
 READER_FACTOR = 2.5
 """Resident memory of LiteRT-LM over the bytes of its file: it keeps the mapped file and a packed
