@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ from hermes.assets import assets_folder
 from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 from hermes.errors import BadInputError
+from hermes.parameters import parameter_shapes
 from hermes.progress import OnProgress, Progress, silent
 from hermes.recipe import QuantizationRule, Recipe
 from hermes.rewrite import RewritableModel
@@ -75,20 +78,24 @@ def prove(
         options: texts and threads.
         on_progress: told which rung is running.
     """
-    model = reference_model(source.mapped.config, source.mapped.weights)
     config = rewritten.config
-    built = reference_model(config, rewritten.weights) if rewritten.done else model
+    reason = too_big_for_float(config, available_memory())
+    model = None if reason else reference_model(source.mapped.config, source.mapped.weights)
+    built = model
+    if model is not None and rewritten.done:
+        built = reference_model(config, rewritten.weights)
     opened = read_bundle(bundle)
     unpacked, floating = work / "unpacked.tflite", work / "float32.tflite"
     extract_section(opened, opened.section("TFLiteModel"), unpacked)
-    on_progress(Progress("binding the float form"))
-    plain = replace(recipe, quantization=(QuantizationRule("*", "float32"),))
-    bind_weights(graph.path, config, plain, rewritten.weights, floating)
+    if not reason:
+        on_progress(Progress("binding the float form"))
+        plain = replace(recipe, quantization=(QuantizationRule("*", "float32"),))
+        bind_weights(graph.path, config, plain, rewritten.weights, floating)
 
-    def exportable() -> ExportableRunner:
+    def exportable(form: HermesForCausalLM) -> ExportableRunner:
         from hermes.runners.exportable import ExportableRunner
 
-        return ExportableRunner(config, recipe.export, recipe.graph, built.state_dict())
+        return ExportableRunner(config, recipe.export, recipe.graph, form.state_dict())
 
     def runtime() -> LiteRtLmRunner:
         return LiteRtLmRunner(bundle, threads=options.threads)
@@ -101,10 +108,14 @@ def prove(
         mapped=source.mapped,
         source_keys=list(source.checkpoint.tensors),
         golden=None if options.golden is None else read_golden(options.golden),
-        reference=ReferenceRunner(model, recipe.export.prefill),
-        rewritten=ReferenceRunner(built, recipe.export.prefill) if rewritten.done else None,
-        exportable=exportable,
-        float_flatbuffer=lambda: FlatbufferRunner(floating, threads=options.threads),
+        reference=None if model is None else ReferenceRunner(model, recipe.export.prefill),
+        rewritten=None
+        if built is None or built is model
+        else ReferenceRunner(built, recipe.export.prefill),
+        exportable=None if built is None else partial(exportable, built),
+        float_flatbuffer=None
+        if built is None
+        else lambda: FlatbufferRunner(floating, threads=options.threads),
         signatures=build_signatures(config, recipe.export.context, recipe.export.prefill),
         file_signatures=read_signatures(opened),
         flatbuffer=lambda: FlatbufferRunner(unpacked, threads=options.threads),
@@ -119,8 +130,31 @@ def prove(
             recipe.export.context,
         ),
         localise=options.localise,
+        reason=reason,
     )
     return climb(given, lambda rung, name: on_progress(Progress(f"rung {rung}: {name}")))
+
+
+def available_memory() -> int:
+    """Bytes that can be used without swapping."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def too_big_for_float(config: HermesConfig, available: int) -> str:
+    """Why the rungs that hold a float model cannot run; empty if they can.
+
+    The reference, its rewritten twin and the exportable module's fused copy are in memory together.
+    """
+    count = sum(math.prod(shape) for shape in parameter_shapes(config).values())
+    needed = 3 * 4 * count
+    if needed <= available:
+        return ""
+    return (
+        f"{count / 1e9:.2f} billion parameters need {needed / 1e9:.1f} GB in float32, "
+        f"{available / 1e9:.1f} GB are free"
+    )
 
 
 def reference_model(config: HermesConfig, weights: Mapping[str, LazyTensor]) -> HermesForCausalLM:

@@ -63,6 +63,7 @@ class LadderInput:
         runtime_data: what to say to it.
         tokenizer_rung: rung 6 as a function, from the tokenizer room.
         localise: compare the caches over the whole context, not only a short prompt.
+        reason: why inputs are missing, for the report.
     """
 
     limits: Limits
@@ -81,6 +82,7 @@ class LadderInput:
     runtime_data: RuntimeData | None = None
     tokenizer_rung: Callable[[], list[Check]] | None = None
     localise: bool = False
+    reason: str = ""
 
 
 @dataclass
@@ -120,7 +122,8 @@ def climb(given: LadderInput, on_rung: Callable[[int, str], None] | None = None)
     state = _State(given, Climb())
     for rung, (run, missing) in _rungs(state).items():
         if missing:
-            state.climb.report.skipped[rung] = f"no {missing}"
+            why = f": {given.reason}" if given.reason else ""
+            state.climb.report.skipped[rung] = f"no {missing}{why}"
             continue
         if on_rung is not None:
             on_rung(rung, RUNG_NAMES[rung])

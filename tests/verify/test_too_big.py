@@ -1,0 +1,25 @@
+"""A model too big to hold in float: the float rungs are left out and the report says why."""
+
+from __future__ import annotations
+
+from tiny_llama import hermes_config, tiny_config
+
+from converters.proof import too_big_for_float
+from hermes.recipe import Limits
+from hermes.verify.ladder import LadderInput, climb
+
+CONFIG = hermes_config(tiny_config())
+
+
+def test_the_bar_is_three_float_copies() -> None:
+    assert too_big_for_float(CONFIG, 10**7) == ""
+    reason = too_big_for_float(CONFIG, 10**5)
+    assert "GB in float32, 0.0 GB are free" in reason
+
+
+def test_the_report_names_what_was_not_run_and_why() -> None:
+    reason = too_big_for_float(CONFIG, 10**5)
+    skipped = climb(LadderInput(Limits(), reason=reason)).report.skipped
+    for rung in (2, 3, 4, 5):
+        assert skipped[rung].startswith("no ")
+        assert skipped[rung].endswith(reason)
