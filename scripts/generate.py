@@ -15,14 +15,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--continue", dest="text", help="raw text to continue")
+    what.add_argument("--continue", dest="text", help=r"raw text to continue; \n is a line break")
     what.add_argument("--chat", dest="message", help="user message for the bundle's chat template")
     parser.add_argument("--tokens", type=int, default=64, help="at most this many new tokens")
     given = parser.parse_args(arguments)
     try:
         with LiteRtLmRunner(given.bundle, threads=2) as runtime:
             if given.text is not None:
-                print(given.text + runtime.generate(given.text, given.tokens).text)
+                text = given.text.replace(r"\n", "\n")
+                print(text + runtime.generate(text, given.tokens).text)
             else:
                 (turn,) = runtime.chat([given.message], given.tokens)
                 print(f"> {given.message}\n{turn.generation.text}")
