@@ -51,7 +51,8 @@ lint: $(VENV)/installed
 	$(BIN)/mypy
 
 test: lint $(VENV)/smollm2 $(CLIENT)/installed
-	LITERT_LM=$(CLIENT)/bin/litert-lm $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	LITERT_LM=$(CLIENT)/bin/litert-lm OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations 15
 
 constraints: $(VENV)/installed
 	{ sed -n 1p constraints.txt; $(BIN)/python -m pip freeze --exclude-editable \

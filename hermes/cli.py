@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -293,6 +294,8 @@ def _show_report(result: Report, folder: Path | None, as_json: bool) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the `hermes` command."""
+    # Threads that wait by spinning starve the child processes on a machine with few cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(run_command(app, arguments))
 
 
