@@ -14,9 +14,12 @@ from converters.publish import publish
 from hermes.errors import ResourceError, TargetError
 
 WRITER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from converters.publish import publish
+# A test runner in the background is started with these ignored, and passes that on.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 with publish(Path(sys.argv[1]), force=True) as temporary:
     temporary.write_bytes(b"half")
     print("writing", flush=True)
