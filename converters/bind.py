@@ -27,7 +27,8 @@ from converters.quantize import quantize_rows
 from converters.skeleton import WEIGHT_INPUT_PREFIX, bias_pattern
 from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
-from hermes.errors import BadInputError, NativeToolError, UsageError
+from hermes.errors import NativeToolError, UsageError
+from hermes.layouts.finite import check_finite
 from hermes.recipe import QuantizationRule, Recipe
 from hermes.signatures import GraphWeight, graph_weights
 
@@ -260,17 +261,7 @@ def _chunks(weight: GraphWeight, weights: Mapping[str, LazyTensor]) -> Iterator[
 
 
 def _finite(tensor: LazyTensor, start: int, stop: int | None) -> Tensor:
-    import torch
-
     rows = tensor.read(start, stop).float().contiguous()
-    finite = torch.isfinite(rows)
-    if not bool(finite.all()):
-        index = [int(i) for i in (~finite).nonzero()[0]]
-        value = float(rows[tuple(index)])
-        index[0] += start
-        raise BadInputError(
-            f"{tensor.origin}: tensor {tensor.name} holds {value} at index {index}",
-            expected="finite weights",
-            todo="export an earlier checkpoint of this run; this one has diverged",
-        )
+    # The mapping checks what it reads; rewrites and other callers' weights are checked here.
+    check_finite(rows, f"{tensor.origin}: tensor {tensor.name}", start)
     return rows

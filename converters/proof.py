@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -80,10 +80,7 @@ def prove(
     """
     config = rewritten.config
     reason = too_big_for_float(config, available_memory())
-    model = None if reason else reference_model(source.mapped.config, source.mapped.weights)
-    built = model
-    if model is not None and rewritten.done:
-        built = reference_model(config, rewritten.weights)
+    model, built = (None, None) if reason else _float_models(source, rewritten)
     opened = read_bundle(bundle)
     unpacked, floating = work / "unpacked.tflite", work / "float32.tflite"
     extract_section(opened, opened.section("TFLiteModel"), unpacked)
@@ -108,17 +105,13 @@ def prove(
         mapped=source.mapped,
         source_keys=list(source.checkpoint.tensors),
         golden=None if options.golden is None else read_golden(options.golden),
-        reference=None if model is None else ReferenceRunner(model, recipe.export.prefill),
-        rewritten=None
-        if built is None or built is model
-        else ReferenceRunner(built, recipe.export.prefill),
+        reference=_scorer(model, recipe),
+        rewritten=_scorer(None if built is model else built, recipe),
         exportable=None if built is None else partial(exportable, built),
-        float_flatbuffer=None
-        if built is None
-        else lambda: FlatbufferRunner(floating, threads=options.threads),
+        float_flatbuffer=None if built is None else _opener(floating, options.threads),
         signatures=build_signatures(config, recipe.export.context, recipe.export.prefill),
         file_signatures=read_signatures(opened),
-        flatbuffer=lambda: FlatbufferRunner(unpacked, threads=options.threads),
+        flatbuffer=_opener(unpacked, options.threads),
         runtime=runtime,
         runtime_data=_runtime_data(source),
         tokenizer_rung=lambda: check_prompt(
@@ -133,6 +126,24 @@ def prove(
         reason=reason,
     )
     return climb(given, lambda rung, name: on_progress(Progress(f"rung {rung}: {name}")))
+
+
+def _float_models(
+    source: Source, rewritten: RewritableModel
+) -> tuple[HermesForCausalLM, HermesForCausalLM]:
+    """The reference, and the same with rewritten weights; one model twice without rewrites."""
+    model = reference_model(source.mapped.config, source.mapped.weights)
+    if not rewritten.done:
+        return model, model
+    return model, reference_model(rewritten.config, rewritten.weights)
+
+
+def _scorer(model: HermesForCausalLM | None, recipe: Recipe) -> ReferenceRunner | None:
+    return None if model is None else ReferenceRunner(model, recipe.export.prefill)
+
+
+def _opener(path: Path, threads: int) -> Callable[[], FlatbufferRunner]:
+    return lambda: FlatbufferRunner(path, threads=threads)
 
 
 def available_memory() -> int:

@@ -221,7 +221,7 @@ def test_a_weight_that_is_not_finite_is_named(
     case = replace(extras, state=extras.state | {name: broken})
     with pytest.raises(BadInputError) as caught:
         case.bind("broken", quantization=(QuantizationRule("*", "int8", granularity),))
-    assert f"tiny.pt: tensor {name} holds {value} at index {list(index)}" in str(caught.value)
+    assert f"tiny.pt: tensor {name}: {value} at index {list(index)}" in str(caught.value)
 
 
 def test_different_rules_in_one_matmul_are_refused(fused: Case, extras: Case) -> None:
