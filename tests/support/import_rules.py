@@ -34,9 +34,11 @@ def _against(module: str, imported: str) -> str | None:
     if imported == "tests" or imported.startswith("tests."):
         return f"imports {imported}"
     to_converters = _inside(imported, "converters")
-    if to_converters and not (module == "hermes.cli" or _inside(module, "converters")):
+    if to_converters and not (_inside(module, "hermes.cli") or _inside(module, "converters")):
         return f"imports {imported}; only hermes.cli and converters may"
-    if _inside(imported, "hermes.cli") and not _inside(module, "scripts"):
+    if _inside(imported, "hermes.cli") and not (
+        _inside(module, "scripts") or _inside(module, "hermes.cli")
+    ):
         return f"imports {imported}; only scripts may"
     if imported.split(".")[0] in TOOLCHAIN and not _inside(module, "converters"):
         return f"imports {imported}; only converters may"
