@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from hermes.runners.messages import Request
-from hermes.runners.process import WorkerProcess
+from hermes.runners.process import Launcher, WorkerProcess
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Child:
         timeout: seconds that building and each call may take; None waits forever.
         memory_limit: resident bytes above which the child is killed.
         on_line: called in the caller's thread, during calls, with every line the child prints.
+        launcher: another Python to run the child, e.g. one for another processor.
 
     Raises:
         NativeToolError: the child died, hung, grew too large or the library raised; with the
@@ -51,9 +52,10 @@ class Child:
         timeout: float | None = 600.0,
         memory_limit: int | None = None,
         on_line: Callable[[str], None] | None = None,
+        launcher: Launcher | None = None,
         **kwargs: Any,
     ) -> None:
-        self._process = WorkerProcess(tool, timeout, memory_limit, on_line)
+        self._process = WorkerProcess(tool, timeout, memory_limit, on_line, launcher)
         try:
             self._process.ask(Request("build", target, args, kwargs))
         except BaseException:
@@ -102,6 +104,7 @@ def run_in_child(
     timeout: float | None = 600.0,
     memory_limit: int | None = None,
     on_line: Callable[[str], None] | None = None,
+    launcher: Launcher | None = None,
     **kwargs: Any,
 ) -> Any:
     """Run the function `module:name` in a process of its own and return its result.
@@ -116,6 +119,7 @@ def run_in_child(
         timeout=timeout,
         memory_limit=memory_limit,
         on_line=on_line,
+        launcher=launcher,
         **kwargs,
     ).value
 
@@ -127,11 +131,12 @@ def measure_in_child(
     timeout: float | None = 600.0,
     memory_limit: int | None = None,
     on_line: Callable[[str], None] | None = None,
+    launcher: Launcher | None = None,
     **kwargs: Any,
 ) -> ChildRun:
     """`run_in_child`, with the time and memory the function took and what it printed."""
     started = time.monotonic()
-    process = WorkerProcess(tool, timeout, memory_limit, on_line)
+    process = WorkerProcess(tool, timeout, memory_limit, on_line, launcher)
     try:
         value = process.ask(Request("run", target, args, kwargs))
     except BaseException:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, cast
 from hermes.errors import BadInputError
 from hermes.runners.child import Child
 from hermes.runners.interface import Generation, Message, Turn
+from hermes.runners.process import Launcher
 
 if TYPE_CHECKING:
     import litert_lm
@@ -52,6 +53,7 @@ class LiteRtLmRunner:
         max_num_tokens: length of the conversation; the bundle's own limit if None.
         timeout: seconds for loading and for each call.
         memory_limit: resident bytes of the child.
+        launcher: another Python, e.g. one for another processor.
 
     Raises:
         NativeToolError: the runtime died, hung, or refused the bundle or a call.
@@ -65,6 +67,7 @@ class LiteRtLmRunner:
         max_num_tokens: int | None = None,
         timeout: float = 600.0,
         memory_limit: int | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         if not Path(path).is_file():
             raise BadInputError(f"{path}: no such file", expected="a .litertlm file")
@@ -77,6 +80,7 @@ class LiteRtLmRunner:
             tool="LiteRT-LM runtime",
             timeout=timeout,
             memory_limit=memory_limit,
+            launcher=launcher,
         )
         facts: RuntimeFacts = self._child.call("facts")
         self.start_token = facts.start_token

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import hermes.errors
@@ -29,6 +30,24 @@ class WorkerTraceback(Exception):  # noqa: N818
     """The traceback of an exception raised in a child, as the cause of the parent's error."""
 
 
+@dataclass(frozen=True)
+class Launcher:
+    """A Python that can run workers.
+
+    Attributes:
+        command: the interpreter, with whatever must stand in front of it.
+        path: its import path; Hermes is on it.
+    """
+
+    command: tuple[str, ...]
+    path: tuple[str, ...]
+
+
+def this_python() -> Launcher:
+    """The interpreter that runs now, importing from where it does."""
+    return Launcher((sys.executable,), tuple(os.path.abspath(entry) for entry in sys.path))
+
+
 class WorkerProcess:
     """A spawned `hermes.runners.worker` and the conversation with it.
 
@@ -41,6 +60,7 @@ class WorkerProcess:
         timeout: float | None,
         memory_limit: int | None,
         on_line: Callable[[str], None] | None,
+        launcher: Launcher | None = None,
     ) -> None:
         self.tool = tool
         self.timeout = timeout
@@ -49,7 +69,9 @@ class WorkerProcess:
         self.lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self.peak_memory = 0
         self._partial = b""
-        self._popen, self._requests, self._replies, self._output, self._lifeline = _spawn()
+        self._popen, self._requests, self._replies, self._output, self._lifeline = _spawn(
+            launcher or this_python()
+        )
         self.pid = self._popen.pid
 
     def ask(self, request: Request, timeout: float | None = None) -> Any:
@@ -183,21 +205,20 @@ class WorkerProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-def _spawn() -> tuple[subprocess.Popen[bytes], int, int, int, int]:
+def _spawn(launcher: Launcher) -> tuple[subprocess.Popen[bytes], int, int, int, int]:
     """Start the worker; its process, and our ends of requests, replies, output and lifeline."""
     request_read, request_write = os.pipe()
     reply_read, reply_write = os.pipe()
     output_read, output_write = os.pipe()
     lifeline_read, lifeline_write = os.pipe()
     given = (request_read, reply_write, lifeline_read)
-    path = [os.path.abspath(entry) for entry in sys.path]
     code = (
-        f"import sys; sys.path[:] = {path!r}; import hermes.runners.worker as worker; "
-        f"worker.main{given}"
+        f"import sys; sys.path[:] = {list(launcher.path)!r}; "
+        f"import hermes.runners.worker as worker; worker.main{given}"
     )
     try:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-X", "faulthandler", "-c", code],
+            [*launcher.command, "-u", "-X", "faulthandler", "-c", code],
             stdin=subprocess.DEVNULL,
             stdout=output_write,
             stderr=output_write,
