@@ -6,14 +6,22 @@ import hashlib
 import tempfile
 import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from converters.bundle_header import HEADER_BEGIN, HeaderEntry, parse_header, parse_metadata
+from converters.bundle_header import (
+    HEADER_BEGIN,
+    Header,
+    HeaderEntry,
+    parse_header,
+    parse_metadata,
+)
 from converters.bundle_reader import (
     CHECKSUM_KEY,
+    DIGEST_KEY,
+    NO_DIGEST,
     Bundle,
     Section,
     extract_section,
@@ -66,7 +74,9 @@ def write_bundle(spec: BundleSpec, target: Path) -> None:
     """Write the bundle to `target`, reopen it and compare it with the spec.
 
     The same spec gives the same bytes: the builder's random uuid and clock are replaced by values
-    derived from the content. `target` must be a temporary path; it is written in place.
+    derived from the content. The header holds every section's hash and its own, so that
+    `converters.integrity` finds any changed bit. `target` must be a temporary path; it is written
+    in place.
 
     Raises:
         BadInputError: the spec contradicts itself or the model file is missing.
@@ -81,7 +91,7 @@ def write_bundle(spec: BundleSpec, target: Path) -> None:
                 builder = _builder(spec, checksum, Path(folder))
                 with target.open("wb") as stream:
                     builder.build(stream, validate_metadata=True)
-            if _make_reproducible(target):
+            if _finish(target):
                 break
     except OSError as error:
         raise ResourceError(
@@ -99,7 +109,7 @@ def _check_spec(spec: BundleSpec) -> None:
         problems.append("no stop token: the runtime refuses to run without one")
     if spec.max_num_tokens < 2:
         problems.append(f"max_num_tokens is {spec.max_num_tokens}")
-    reserved = {"uuid", "creation_timestamp"} & set(spec.metadata)
+    reserved = {"uuid", "creation_timestamp", DIGEST_KEY} & set(spec.metadata)
     if reserved:
         problems.append(f"metadata keys {sorted(reserved)} belong to the builder")
     ids = (*spec.contract.stop_token_ids, *spec.suppress_tokens, spec.contract.start_token_id or 0)
@@ -148,8 +158,8 @@ def _builder(spec: BundleSpec, model_checksum: str, folder: Path) -> LitertLmFil
         return official.Metadata(key=key, value=value, dtype=official.DType.STRING)
 
     metadata_path, builder = folder / "llm_metadata.pb", official.LitertLmFileBuilder()
-    for key in sorted(spec.metadata):
-        builder.add_system_metadata(entry(key, spec.metadata[key]))
+    for key, value in sorted((spec.metadata | {DIGEST_KEY: NO_DIGEST}).items()):
+        builder.add_system_metadata(entry(key, value))
     metadata_path.write_bytes(_llm_metadata(spec))
     builder.add_llm_metadata(
         str(metadata_path), additional_metadata=[entry(CHECKSUM_KEY, _hash_file(metadata_path))]
@@ -172,28 +182,30 @@ def _builder(spec: BundleSpec, model_checksum: str, folder: Path) -> LitertLmFil
     return builder
 
 
-def stamp_metadata(path: Path, key: str, value: str) -> None:
-    """Replace a header value by another of equal length; the uuid follows the new content."""
+def stamp_metadata(path: Path, values: Mapping[str, str]) -> None:
+    """Replace header values by others of equal length; uuid and digest follow the new content."""
     with path.open("r+b") as file:
-        size = file.seek(0, 2)
-        file.seek(0)
-        version, end = parse_header(file.read(HEADER_BEGIN), str(path))
-        header = parse_metadata(version, end, file.read(end - HEADER_BEGIN), size, str(path))
-        entry = {entry.key: entry for entry in header.system}[key]
-        if len(str(entry.value)) != len(value):
-            raise ValueError(f"{key} has {len(str(entry.value))} characters, not {len(value)}")
-        _overwrite(file, entry, value)
-    _make_reproducible(path)
+        entries = {entry.key: entry for entry in _read_header(file, path).system}
+        for key, value in values.items():
+            if len(str(entries[key].value)) != len(value):
+                raise ValueError(
+                    f"{key} has {len(str(entries[key].value))} characters, not {len(value)}"
+                )
+            _overwrite(file, entries[key], value)
+    _finish(path)
 
 
-def _make_reproducible(path: Path) -> bool:
-    """Overwrite uuid and time in place; False if the clock's spelling has another length."""
+def _read_header(file: BinaryIO, path: Path) -> Header:
+    size = file.seek(0, 2)
+    file.seek(0)
+    version, end = parse_header(file.read(HEADER_BEGIN), str(path))
+    return parse_metadata(version, end, file.read(end - HEADER_BEGIN), size, str(path))
+
+
+def _finish(path: Path) -> bool:
+    """Overwrite uuid, time and digest; False if the clock's spelling has another length."""
     with path.open("r+b") as file:
-        size = file.seek(0, 2)
-        file.seek(0)
-        version, end = parse_header(file.read(HEADER_BEGIN), str(path))
-        data = file.read(end - HEADER_BEGIN)
-        header = parse_metadata(version, end, data, size, str(path))
+        header = _read_header(file, path)
         entries = {entry.key: entry for entry in header.system}
         stamp, name = entries["creation_timestamp"], entries["uuid"]
         if len(str(stamp.value)) != len(_TIMESTAMP):
@@ -202,12 +214,16 @@ def _make_reproducible(path: Path) -> bool:
         _overwrite(file, stamp, _TIMESTAMP)
         content = _content_hash(header.system, header.sections)
         _overwrite(file, name, str(uuid.UUID(bytes=content[:16], version=5)))
+        _overwrite(file, entries[DIGEST_KEY], NO_DIGEST)
+        file.seek(0)
+        _overwrite(file, entries[DIGEST_KEY], hashlib.sha256(file.read(header.end)).hexdigest())
     return True
 
 
 def _content_hash(system: Sequence[HeaderEntry], sections: Sequence[object]) -> bytes:
     digest = hashlib.sha256()
-    kept = [entry for entry in system if entry.key not in ("uuid", "creation_timestamp")]
+    changing = ("uuid", "creation_timestamp", DIGEST_KEY)
+    kept = [entry for entry in system if entry.key not in changing]
     digest.update(repr(kept).encode("utf-8"))
     digest.update(repr(sections).encode("utf-8"))
     return digest.digest()

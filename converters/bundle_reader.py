@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from litert_lm_builder.runtime.proto.token_pb2 import TokenUnion
 
 CHECKSUM_KEY = "sha256"
+DIGEST_KEY = "hermes_digest"
+"""SHA-256 of the whole header, computed while the value itself is `NO_DIGEST`."""
+NO_DIGEST = "0" * 64
 _CHUNK = 4 * 2**20
 _LARGEST_SMALL_SECTION = 256 * 2**20
 

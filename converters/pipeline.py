@@ -17,7 +17,7 @@ from typing import Any
 import hermes
 from converters.bind import BoundWeight, bind_weights
 from converters.bundle import BundleSpec, Section, read_bundle, write_bundle
-from converters.graph import Graph, obtain_graph
+from converters.graph import Graph, graph_folder, obtain_graph
 from converters.planning import Plan, make_plan
 from converters.proof import ProofOptions, prove
 from converters.publish import publish
@@ -31,6 +31,7 @@ from converters.source import (
 )
 from converters.work import WorkFolder, clean, work_folder, work_key
 from hermes.config import HermesConfig
+from hermes.deploy.card import BLANK_CARD, CARD_KEY, card_path, write_card
 from hermes.errors import UsageError, VerificationError
 from hermes.progress import OnProgress, Progress, silent
 from hermes.recipe import Recipe
@@ -154,9 +155,12 @@ def convert(options: ConvertOptions, on_progress: OnProgress = silent) -> Report
             if outcome.died is not None:
                 raise outcome.died
             raise_if_red(report)
-            seal(part, report)
         else:
             report.facts["unverified"] = True
+        card = seal(part, report)
+        # Until the new card is written there is none: an old one would speak of another file.
+        card_path(options.target).unlink(missing_ok=True)
+    write_card(options.target, card)
     return report
 
 
@@ -203,7 +207,15 @@ def _build(
         if bound is None:
             work.forget_model()
             watch = _watch_weights(config, recipe, on_progress)
-            bound = bind_weights(graph.path, config, recipe, rewritten.weights, work.model, watch)
+            bound = bind_weights(
+                graph.path,
+                config,
+                recipe,
+                rewritten.weights,
+                work.model,
+                watch,
+                headers=graph_folder() if options.keep_graph else None,
+            )
             work.finish_model(bound)
     with stages.timed("bundle"):
         on_progress(Progress("writing the bundle"))
@@ -216,6 +228,7 @@ def _build(
                 "hermes_version": hermes.__version__,
                 RECIPE_KEY: recipe.name,
                 REPORT_KEY: UNVERIFIED,
+                CARD_KEY: BLANK_CARD,
             },
             suppress_tokens=source.suppressed,
         )

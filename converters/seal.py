@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from converters.bundle import Bundle, read_bundle, stamp_metadata
+from converters.bundle_reader import DIGEST_KEY
+from converters.integrity import hash_file
 from converters.source import Source
+from hermes.deploy.card import CARD_KEY, REPORT_KEY, beside, essentials, inside
 from hermes.errors import VerificationError
 from hermes.report.check import Report
 from hermes.report.comparison import UNVERIFIED, contradictions, fingerprint
 
-REPORT_KEY = "hermes_report"
+__all__ = ["REPORT_KEY", "demand_same", "hash_file", "input_hashes", "seal"]
 
 
-def seal(bundle: Path, report: Report) -> None:
-    """Write the report's fingerprint into the bundle's metadata, in place.
+def seal(bundle: Path, report: Report) -> dict[str, Any]:
+    """Write the report's fingerprint and the export card into the bundle's metadata, in place.
 
     Only the header changes: sections, and so all that the report says of them, stay as they are.
+
+    Returns:
+        The card that belongs beside the bundle.
     """
-    mark = fingerprint(report)
-    stamp_metadata(bundle, REPORT_KEY, mark)
-    report.facts["fingerprint"] = mark
+    mark = fingerprint(report) if report.checks else UNVERIFIED
+    stamp_metadata(bundle, {REPORT_KEY: mark, CARD_KEY: inside(essentials(report))})
+    if report.checks:
+        report.facts["fingerprint"] = mark
     described = report.facts.get("bundle")
     if isinstance(described, dict):
         described["sha256"] = hash_file(bundle)
+    digest = read_bundle(bundle, hashes=False).metadata[DIGEST_KEY]
+    return beside(report, str(digest))
 
 
 def demand_same(bundle: Path, earlier: Report, now: Report) -> None:
@@ -60,9 +70,3 @@ def input_hashes(source: Source) -> dict[str, str]:
     hashes = {file.name: hash_file(file) for file in files}
     hashes["tokenizer as bundled"] = hashlib.sha256(source.tokenizer.data).hexdigest()
     return hashes
-
-
-def hash_file(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -16,6 +16,7 @@ from tiny_llama import reference_greedy
 from converters.bundle import read_bundle
 from converters.seal import REPORT_KEY, hash_file, seal
 from hermes.cli import app, run_command
+from hermes.deploy.card import CARD_KEY, read_card, read_inside
 from hermes.report.check import Report
 from hermes.report.comparison import UNVERIFIED, fingerprint
 from hermes.runners.litert_lm import LiteRtLmRunner
@@ -47,7 +48,29 @@ def test_every_rung_is_in_the_report(bundle: Path) -> None:
     assert {check["rung"] for check in report["checks"]} == {0, 2, 3, 4, 5, 6, 7}
     assert report["facts"]["graph"]["made"] in ("kept", "traced")
     names = {path.name for path in bundle.parent.iterdir()}
-    assert names == {"small.litertlm", "report"}
+    assert names == {"small.litertlm", "small.litertlm.card.json", "report"}
+
+
+def test_the_export_card_inside_and_beside(
+    bundle: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(app, ["check", str(bundle), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["proven"]
+    inner, outer = facts["inside"], facts["beside"]
+    assert inner["verdict"].startswith("PASSED")
+    assert inner["inputs"]["model.safetensors"] == hash_file(checkpoint / "model.safetensors")
+    assert inner["context"] == 64
+    assert inner["prefill"] == [1, 8]
+    assert inner["model"]["num_layers"] == 2
+    assert inner.items() <= outer.items()
+    assert outer["sha256"] == hash_file(bundle)
+    assert outer["digest"] == facts["digest"]
+    assert outer["report"] == facts["report"] == read_bundle(bundle).metadata[REPORT_KEY]
+    assert [entry["sha256"] for entry in outer["sections"]] == [
+        section.sha256 for section in read_bundle(bundle).sections
+    ]
+    assert any("KL" in name for name in outer["measured"])
 
 
 def test_runtime_says_what_an_independent_model_says(bundle: Path) -> None:
@@ -67,6 +90,10 @@ def test_same_inputs_give_the_same_bytes(bundle: Path, checkpoint: Path, recipe:
     arguments = [str(checkpoint), "-o", str(again), "--recipe", str(recipe), "--no-verify"]
     assert run_command(app, ["convert", *arguments]) == 0
     assert read_bundle(again).metadata[REPORT_KEY] == UNVERIFIED
+    assert (
+        read_card(again)["verdict"] == read_inside(read_bundle(again).metadata[CARD_KEY])["verdict"]
+    )
+    assert "NOT VERIFIED" in read_card(again)["verdict"]
     report = Report.read(bundle.parent / "report" / "report.json")
     seal(again, report)
     assert again.read_bytes() == bundle.read_bytes()
