@@ -10,14 +10,14 @@ import gc
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
+from converters.kept import fetch
+from converters.kept import keep as write_kept
 from hermes.config import HermesConfig
 from hermes.recipe import ExportShapes, GraphOptions
 from hermes.runners.child import measure_in_child
@@ -84,7 +84,9 @@ def obtain_graph(
     """
     target = folder / "graph.tflite"
     kept = graph_folder() / f"{graph_key(config, shapes, options)}.tflite"
-    if keep and _fetch(kept, target):
+    data = fetch(kept) if keep else None
+    if data is not None:
+        target.write_bytes(data)
         return Graph(target, "kept")
     run = measure_in_child(
         "converters.graph:make_graph",
@@ -97,7 +99,7 @@ def obtain_graph(
         on_line=on_line,
     )
     if keep:
-        _keep(target, kept)
+        write_kept(kept, target.read_bytes())
     reason, lengths = run.value
     made = "traced" if reason else "stamped"
     return Graph(target, made, reason, lengths, run.seconds, run.peak_memory)
@@ -172,27 +174,3 @@ def graph_folder() -> Path:
     """Where graphs are kept: `$XDG_CACHE_HOME/hermes/graphs` or `~/.cache/hermes/graphs`."""
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(cache) / "hermes" / "graphs"
-
-
-def _fetch(kept: Path, target: Path) -> bool:
-    """Copy a kept graph; False where there is none that can be read."""
-    try:
-        shutil.copyfile(kept, target)
-    except OSError:
-        return False
-    return True
-
-
-def _keep(source: Path, kept: Path) -> None:
-    """Copy and rename, so that a half-written file never has the final name."""
-    temporary = None
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as part:
-            temporary = Path(part.name)
-        shutil.copyfile(source, temporary)
-        temporary.replace(kept)
-    except OSError:
-        # A cache that cannot be written costs time later and nothing else.
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hermes.recipe import QuantizationRule
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SMALLEST_AMPLITUDE = 1e-9
 """Keeps the scale of an all-zero row above zero, as ai-edge-quantizer does."""
@@ -21,11 +18,11 @@ class QuantizedRows:
     """`data` row-major bytes; `scales` one float32 per row, None for float rows."""
 
     data: bytes
-    scales: np.ndarray | None
+    scales: NDArray[np.float32] | None
 
 
 def quantize_rows(
-    rows: Tensor, rule: QuantizationRule, amplitude: float | None = None
+    rows: NDArray[np.float32], rule: QuantizationRule, amplitude: float | None = None
 ) -> QuantizedRows:
     """Store [R, C] float32 rows as the rule says.
 
@@ -37,16 +34,19 @@ def quantize_rows(
         rule: element type and granularity.
         amplitude: largest magnitude of the whole tensor; needed for one scale per tensor.
     """
-    values = rows.numpy()
     if rule.weights == "float32":
-        return QuantizedRows(values.tobytes(), None)
+        return QuantizedRows(rows.tobytes(), None)
+    # Every step writes into this one array: allocating costs more than computing.
+    work = np.abs(rows)
     if rule.granularity == "tensor":
         if amplitude is None:
             raise ValueError("one scale per tensor needs the tensor's amplitude")
-        peaks = np.full(len(values), amplitude, dtype=np.float32)
+        peaks = np.full(len(rows), amplitude, dtype=np.float32)
     else:
-        peaks = np.abs(values).max(axis=1)
-    scales = np.maximum(peaks, np.float32(SMALLEST_AMPLITUDE)) / np.float32(127)
-    quantized = np.rint(values / scales[:, None])
-    np.clip(quantized, -127, 127, out=quantized)
-    return QuantizedRows(quantized.astype(np.int8).tobytes(), scales)
+        peaks = work.max(axis=1)
+    scales: NDArray[np.float32] = np.maximum(peaks, np.float32(SMALLEST_AMPLITUDE))
+    scales /= np.float32(127)
+    np.divide(rows, scales[:, None], out=work)
+    np.rint(work, out=work)
+    np.clip(work, -127, 127, out=work)
+    return QuantizedRows(work.astype(np.int8).tobytes(), scales)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -29,6 +30,10 @@ from hermes.checkpoint.safetensors_write import write_safetensors
 from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 from hermes.parameters import parameter_count, parameter_shapes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 SHAPES = {
     "135M": HermesConfig(
@@ -140,22 +145,23 @@ def official_export(python: Path, checkpoint: Path, work: Path) -> Measured:
 
 def write_random(folder: Path, config: HermesConfig, tokenizer: Path) -> Path:
     """A bf16 checkpoint of these shapes; its tokenizer may be smaller than its vocabulary."""
-    import torch
+    import numpy as np
 
-    generator = torch.Generator().manual_seed(1)
     # A prime number of values repeats at another place in every row.
-    block = (torch.randn(4_194_301, generator=generator) * 0.02).to(torch.bfloat16)
+    values = np.random.default_rng(1).standard_normal(4_194_301, dtype=np.float32) * 0.02
+    block = (values.view(np.uint32) >> 16).astype(np.uint16)
+    one = np.float32(1).view(np.uint32) >> 16
 
     def tensor(name: str, shape: tuple[int, ...]) -> LazyTensor:
         columns = math.prod(shape[1:])
 
-        def read(start: int, stop: int) -> torch.Tensor:
+        def read(start: int, stop: int) -> NDArray[np.uint16]:
             count = (stop - start) * columns
             if len(shape) == 1:
-                return torch.ones(count, dtype=torch.bfloat16)
+                return np.full(count, one, dtype=np.uint16)
             offset = start * columns % len(block)
-            repeated = block.repeat(-(-(offset + count) // len(block)))
-            return repeated[offset : offset + count].reshape(stop - start, *shape[1:])
+            repeated = np.resize(np.roll(block, -offset), count)
+            return repeated.reshape(stop - start, *shape[1:])
 
         return LazyTensor(name, shape, "bfloat16", name, read)
 

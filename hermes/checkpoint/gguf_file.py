@@ -13,7 +13,8 @@ from hermes.checkpoint.source import LazyTensor, file_tensor, read_bytes
 from hermes.errors import BadInputError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import numpy as np
+    from numpy.typing import NDArray
 
 _SLICE = 2**20  # elements
 _PLAIN = {
@@ -105,7 +106,7 @@ def _tensor(path: Path, info: TensorInfo, kind: tuple[str, int, int], offset: in
     row_shape = info.shape[1:] if matrix else info.shape
     row_bytes = math.prod(row_shape) // block * size
 
-    def read(start: int, stop: int) -> Tensor:
+    def read(start: int, stop: int) -> NDArray[np.float32]:
         first, last = (start, stop) if matrix else (0, 1)
         data = read_bytes(path, offset + first * row_bytes, (last - first) * row_bytes, origin)
         values = _dequantized(data, name, block, size)
@@ -114,10 +115,9 @@ def _tensor(path: Path, info: TensorInfo, kind: tuple[str, int, int], offset: in
     return LazyTensor(info.name, info.shape, name, origin, read, (str(path), offset))
 
 
-def _dequantized(data: bytearray, kind: str, block: int, size: int) -> Tensor:
+def _dequantized(data: bytearray, kind: str, block: int, size: int) -> NDArray[np.float32]:
     """Float32 values of all blocks, in slices that keep the temporaries small."""
     import numpy
-    import torch
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -130,4 +130,4 @@ def _dequantized(data: bytearray, kind: str, block: int, size: int) -> Tensor:
         values[start * block : start * block + len(row[0]) // size * block] = dequantize(
             row, GGMLQuantizationType[kind]
         ).reshape(-1)
-    return torch.from_numpy(values)
+    return values

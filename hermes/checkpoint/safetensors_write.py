@@ -64,9 +64,6 @@ def _stored_dtype(tensor: LazyTensor) -> str:
 
 
 def _write_rows(file: IO[bytes], tensor: LazyTensor) -> None:
-    import torch
-
     step = max(1, _CHUNK_ELEMENTS * tensor.rows // max(tensor.numel, 1))
     for start in range(0, tensor.rows, step):
-        rows = tensor.read(start, min(start + step, tensor.rows))
-        file.write(rows.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        file.write(tensor.stored(start, min(start + step, tensor.rows)).tobytes())

@@ -6,12 +6,17 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hermes.errors import BadInputError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
+
+    Rows = NDArray[Any]
+    """Rows as they are stored: numpy's type of that name, bfloat16 and float8 as their bits."""
 
 ITEM_SIZES = {
     "float64": 8,
@@ -40,6 +45,9 @@ ITEM_SIZES = {
 WEIGHT_DTYPES = ("float32", "float16", "bfloat16", "float64")
 """Dtypes that hold weights as they are; everything else is quantized or not a weight."""
 
+_BITS = {"bfloat16": "uint16", **{kind: "uint8" for kind in ITEM_SIZES if kind[:6] == "float8"}}
+"""Dtypes that numpy lacks -> the integers that carry their bits."""
+
 
 @dataclass(frozen=True)
 class LazyTensor:
@@ -50,7 +58,7 @@ class LazyTensor:
         shape: as PyTorch would show it.
         dtype: PyTorch's dtype name, or a GGUF kind such as `Q8_0`.
         origin: file (and key) for messages.
-        reader: gives rows start..stop of dimension 0.
+        reader: gives rows start..stop of dimension 0 as they are stored; GGUF kinds as float32.
         location: identifies the stored bytes, so that two names of one tensor can be told.
         raw: gives the bytes of rows start..stop, where they lie in the file as they are.
     """
@@ -59,7 +67,7 @@ class LazyTensor:
     shape: tuple[int, ...]
     dtype: str
     origin: str
-    reader: Callable[[int, int], Tensor] = field(repr=False, compare=False)
+    reader: Callable[[int, int], Rows] = field(repr=False, compare=False)
     location: tuple[object, ...] | None = field(default=None, repr=False)
     raw: Callable[[int, int], bytearray] | None = field(default=None, repr=False, compare=False)
 
@@ -73,16 +81,28 @@ class LazyTensor:
         """Number of elements."""
         return math.prod(self.shape)
 
-    def read(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows start..stop (all by default) in the stored float dtype; GGUF kinds as float32."""
+    def stored(self, start: int = 0, stop: int | None = None) -> Rows:
+        """Rows start..stop (all by default) as `reader` gives them; nothing here needs torch."""
         last = self.rows if stop is None else stop
         if not 0 <= start <= last <= self.rows:
             raise ValueError(f"{self.name}: rows {start}..{last} of {self.rows}")
         return self.reader(start, last)
 
+    def floats(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
+        """The same rows as contiguous float32 values, rounded where they were float64."""
+        return as_floats(self.stored(start, stop), self.dtype)
+
+    def read(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """The same rows as a torch tensor in the stored float dtype; GGUF kinds as float32."""
+        import torch
+
+        rows = self.stored(start, stop)
+        tensor = torch.from_numpy(rows if rows.flags.writeable else rows.copy())
+        return tensor.view(getattr(torch, self.dtype)) if self.dtype in _BITS else tensor
+
     def derived(
         self,
-        reader: Callable[[int, int], Tensor],
+        reader: Callable[[int, int], Rows],
         *,
         shape: tuple[int, ...] | None = None,
         dtype: str | None = None,
@@ -169,21 +189,42 @@ def file_tensor(
     def raw(start: int, stop: int) -> bytearray:
         return read_bytes(path, offset + start * row_bytes, (stop - start) * row_bytes, origin)
 
-    def read(start: int, stop: int) -> Tensor:
+    def read(start: int, stop: int) -> Rows:
         row_count = (stop - start, *row_shape) if shape else ()
-        return tensor_from_bytes(raw(start, stop), dtype, row_count)
+        return array_from_bytes(raw(start, stop), dtype, row_count)
 
     return LazyTensor(name, shape, dtype, origin, read, (str(path), offset, shape, dtype), raw)
 
 
-def tensor_from_bytes(data: bytearray, dtype: str, shape: tuple[int, ...]) -> Tensor:
-    """Interpret little-endian bytes; the result owns its memory."""
+def array_from_bytes(data: bytearray, dtype: str, shape: tuple[int, ...]) -> Rows:
+    """Interpret little-endian bytes without a copy."""
+    import numpy as np
+
+    return np.frombuffer(data, dtype=_BITS.get(dtype, dtype)).reshape(shape)
+
+
+def as_floats(rows: Rows, dtype: str) -> NDArray[np.float32]:
+    """Stored rows of a weight's dtype as contiguous float32 values."""
+    import numpy as np
+
+    if dtype == "bfloat16":
+        # A bfloat16 is the upper half of a float32.
+        wide = np.asarray(np.left_shift(rows, 16, dtype=np.uint32, order="C"))
+        return wide.view(np.float32)
+    if dtype in _BITS:
+        raise ValueError(f"{dtype} holds no weights")
+    return np.ascontiguousarray(rows, dtype=np.float32).reshape(rows.shape)
+
+
+def stored_rows(tensor: Tensor) -> Rows:
+    """A torch tensor as a reader gives it."""
     import torch
 
-    kind: torch.dtype = getattr(torch, dtype)
-    if not data:
-        return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(data, dtype=kind).reshape(shape)
+    name = str(tensor.dtype).removeprefix("torch.")
+    contiguous = tensor.detach().contiguous()
+    bits = contiguous.view(getattr(torch, _BITS[name])) if name in _BITS else contiguous
+    rows: Rows = bits.numpy()
+    return rows
 
 
 def same_values(first: LazyTensor, second: LazyTensor) -> bool:
@@ -201,10 +242,6 @@ def same_values(first: LazyTensor, second: LazyTensor) -> bool:
 
 
 def _row_bytes(tensor: LazyTensor, start: int, stop: int) -> bytes | bytearray:
-    """The rows' bytes, without importing torch where they are stored as they are."""
     if tensor.raw is not None and tensor.location is not None:
         return tensor.raw(start, stop)
-    import torch
-
-    rows = tensor.read(start, stop).contiguous().reshape(-1)
-    return rows.view(torch.uint8).numpy().tobytes()
+    return tensor.stored(start, stop).tobytes()

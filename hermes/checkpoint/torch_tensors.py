@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from hermes.checkpoint.source import (
     ITEM_SIZES,
     LazyTensor,
+    array_from_bytes,
     file_tensor,
     read_bytes,
-    tensor_from_bytes,
 )
 from hermes.checkpoint.tensor_pickle import PickledTensor, Storage
 from hermes.errors import BadInputError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from hermes.checkpoint.source import Rows
 
 AGAIN = "copy or download the file again"
 RESAVE = (
@@ -81,7 +81,9 @@ def _strided(name: str, path: Path, offset: int, span: int, tensor: PickledTenso
     elements = math.prod(tensor.shape)
     origin = f"{path.name}: {name}"
 
-    def read(start: int, stop: int) -> Tensor:
+    def read(start: int, stop: int) -> Rows:
+        from numpy.lib.stride_tricks import as_strided
+
         if elements > span:
             raise BadInputError(
                 f"{origin}: {elements} elements share {span} stored ones",
@@ -89,8 +91,9 @@ def _strided(name: str, path: Path, offset: int, span: int, tensor: PickledTenso
                 todo=RESAVE,
             )
         data = read_bytes(path, offset, span * ITEM_SIZES[tensor.dtype], origin)
-        flat = tensor_from_bytes(data, tensor.dtype, (span,))
-        return flat.as_strided(tensor.shape, tensor.stride)[start:stop].contiguous()
+        flat = array_from_bytes(data, tensor.dtype, (span,))
+        strides = [step * flat.itemsize for step in tensor.stride]
+        return as_strided(flat, tensor.shape, strides)[start:stop].copy()
 
     location = (str(path), offset, tensor.shape, tensor.stride, tensor.dtype)
     return LazyTensor(name, tensor.shape, tensor.dtype, origin, read, location)

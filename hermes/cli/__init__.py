@@ -22,6 +22,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point of the `hermes` command."""
     # Threads that wait by spinning starve the child processes on a machine with few cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # numpy gets its two threads from the work itself.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     sys.exit(run_command(app, arguments))
 
 

@@ -13,7 +13,8 @@ from hermes.errors import BadInputError, UnsupportedModelError
 from hermes.layouts.finite import checked
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import numpy as np
+    from numpy.typing import NDArray
 
 ADAPTER_WORDS = frozenset({"lora_alpha", "use_rslora", "alpha_pattern", "r"})
 """Fields of --config that belong to an adapter and not to the model."""
@@ -188,10 +189,10 @@ def _scale(module: str, rank: int, settings: Mapping[str, object]) -> float:
 def _sum(
     base: LazyTensor, a: LazyTensor, b: LazyTensor, scale: float, embedding: bool
 ) -> LazyTensor:
-    def read(start: int, stop: int) -> Tensor:
-        rows = base.read(start, stop).float()
+    def read(start: int, stop: int) -> NDArray[np.float32]:
+        rows = base.floats(start, stop)
         if embedding:
-            return rows + scale * (a.read().float()[:, start:stop].T @ b.read().float().T)
-        return rows + scale * (b.read(start, stop).float() @ a.read().float())
+            return rows + scale * (a.floats()[:, start:stop].T @ b.floats().T)
+        return rows + scale * (b.floats(start, stop) @ a.floats())
 
     return base.derived(read, dtype="float32")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hermes.checkpoint.safetensors_write import write_safetensors
-from hermes.checkpoint.source import LazyTensor
+from hermes.checkpoint.source import LazyTensor, stored_rows
 from hermes.config import HermesConfig
 from hermes.errors import UsageError
 from hermes.layouts.mapping import MappedModel
@@ -16,7 +16,7 @@ from hermes.layouts.saving import foreign_weights, huggingface_config
 from hermes.parameters import EMBEDDING, HEAD
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from hermes.checkpoint.source import Rows
 
 
 def write_hermes_checkpoint(model: MappedModel, target: Path) -> None:
@@ -72,14 +72,17 @@ def extend_vocabulary(
 def _with_new_rows(tensor: LazyTensor, extra: int, std: float, seed: int) -> LazyTensor:
     rows, columns = tensor.shape
 
-    def read(start: int, stop: int) -> Tensor:
+    def read(start: int, stop: int) -> Rows:
+        import numpy as np
         import torch
 
-        known = tensor.read(min(start, rows), min(stop, rows))
+        known = tensor.stored(min(start, rows), min(stop, rows))
         if stop <= rows:
             return known
         draw = torch.Generator().manual_seed(seed)
-        new = torch.empty(extra, columns).normal_(0.0, std, generator=draw).to(known.dtype)
-        return torch.cat((known, new[max(start - rows, 0) : stop - rows]))
+        new = torch.empty(extra, columns).normal_(0.0, std, generator=draw)
+        dtype = torch.float32 if tensor.dtype.isupper() else getattr(torch, tensor.dtype)
+        added = stored_rows(new.to(dtype))
+        return np.concatenate((known, added[max(start - rows, 0) : stop - rows]))
 
     return tensor.derived(read, shape=(rows + extra, columns))

@@ -4,54 +4,71 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hermes.checkpoint.source import LazyTensor
+from hermes.checkpoint.source import LazyTensor, as_floats
 from hermes.errors import BadInputError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from hermes.checkpoint.source import Rows
+
+_HALF_INFINITIES = {"bfloat16": 0x7F80, "float16": 0x7C00}
+"""Bits of infinity; NaN's are larger, and those of every finite magnitude smaller."""
 
 
 def checked(tensor: LazyTensor) -> LazyTensor:
     """The same tensor; reading rows with NaN or infinity raises BadInputError."""
 
-    def read(start: int, stop: int) -> Tensor:
-        values = tensor.read(start, stop)
-        check_finite(values, tensor.origin, start)
-        return values
+    def read(start: int, stop: int) -> Rows:
+        rows = tensor.stored(start, stop)
+        if not _all_finite(rows, tensor.dtype):
+            raise not_finite(as_floats(rows, tensor.dtype), tensor.origin, start)
+        return rows
 
     return tensor.derived(read)
 
 
-def check_finite(values: Tensor, origin: str, first_row: int = 0) -> None:
+def check_finite(values: NDArray[np.float32], origin: str, first_row: int = 0) -> None:
     """Name the first NaN or infinity, with its index in the whole tensor.
 
     Raises:
         BadInputError: there is one.
     """
-    if not values.numel():
-        return
-    # One pass without a temporary: NaN and infinity both survive into the extremes.
-    low, high = values.aminmax()
-    if low.isfinite() and high.isfinite():
-        return
-    bad = (~values.isfinite()).nonzero()
+    if not _all_finite(values, "float32"):
+        raise not_finite(values, origin, first_row)
+
+
+def not_finite(values: NDArray[np.float32], origin: str, first_row: int = 0) -> BadInputError:
+    """The error for values of which one is NaN or infinite."""
+    import numpy as np
+
+    bad = np.argwhere(~np.isfinite(values))
     first = bad[0].tolist()
-    value = values[tuple(first)].item()
+    value = float(values[tuple(first)])
     if first:
         first[0] += first_row
-    raise BadInputError(
+    return BadInputError(
         f"{origin}: {value} at index {first}, {len(bad)} such values",
         expected="finite weights",
         todo="use an earlier checkpoint; this one was saved after training had diverged",
     )
 
 
+def _all_finite(rows: Rows, dtype: str) -> bool:
+    import numpy as np
+
+    if not rows.size:
+        return True
+    infinity = _HALF_INFINITIES.get(dtype)
+    if infinity is not None:
+        return int(np.bitwise_and(rows.view(np.uint16), 0x7FFF).max()) < infinity
+    # Two passes without a temporary: NaN and infinity both survive into the extremes.
+    return bool(np.isfinite(rows.min()) and np.isfinite(rows.max()))
+
+
 def narrowed(tensor: LazyTensor) -> LazyTensor:
     """float64 weights as float32, everything else as stored."""
     if tensor.dtype != "float64":
         return tensor
-
-    def read(start: int, stop: int) -> Tensor:
-        return tensor.read(start, stop).float()
-
-    return tensor.derived(read, dtype="float32")
+    return tensor.derived(tensor.floats, dtype="float32")

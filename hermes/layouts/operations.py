@@ -14,7 +14,7 @@ from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from hermes.checkpoint.source import Rows
 
 Pairing = Literal["halves", "interleaved"]
 """Which elements of a head rotate together: (i, i + D/2) or (2i, 2i + 1)."""
@@ -83,31 +83,31 @@ class Rotary:
         return [self._reordered(target, context, halves_to_pairs) for target in targets]
 
     def _reordered(
-        self, tensor: LazyTensor, context: Context, order: Callable[[Tensor, int], Tensor]
+        self, tensor: LazyTensor, context: Context, order: Callable[[Rows, int], Rows]
     ) -> LazyTensor:
         if context.pairing == "halves":
             return tensor
         heads = 1 if self.heads == "one" else int(getattr(context.config, self.heads))
         width = tensor.rows // heads
 
-        def read(start: int, stop: int) -> Tensor:
+        def read(start: int, stop: int) -> Rows:
             first, last = start // width, -(-stop // width)
-            whole = order(tensor.read(first * width, last * width), width)
+            whole = order(tensor.stored(first * width, last * width), width)
             return whole[start - first * width : stop - first * width]
 
         return tensor.derived(read)
 
 
-def pairs_to_halves(rows: Tensor, width: int) -> Tensor:
+def pairs_to_halves(rows: Rows, width: int) -> Rows:
     """Rows 0, 2, 4, ... of every head first, then 1, 3, 5, ...; `width` rows per head."""
     heads = rows.reshape(-1, width // 2, 2, *rows.shape[1:])
-    return heads.transpose(1, 2).reshape(rows.shape)
+    return heads.swapaxes(1, 2).reshape(rows.shape)
 
 
-def halves_to_pairs(rows: Tensor, width: int) -> Tensor:
+def halves_to_pairs(rows: Rows, width: int) -> Rows:
     """The inverse of `pairs_to_halves`."""
     heads = rows.reshape(-1, 2, width // 2, *rows.shape[1:])
-    return heads.transpose(1, 2).reshape(rows.shape)
+    return heads.swapaxes(1, 2).reshape(rows.shape)
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ class SplitRows:
 
 
 def _row_range(tensor: LazyTensor, begin: int, end: int) -> LazyTensor:
-    def read(start: int, stop: int) -> Tensor:
-        return tensor.read(begin + start, begin + stop)
+    def read(start: int, stop: int) -> Rows:
+        return tensor.stored(begin + start, begin + stop)
 
     return tensor.derived(read, shape=(end - begin, *tensor.shape[1:]))
 
@@ -147,16 +147,16 @@ def _row_range(tensor: LazyTensor, begin: int, end: int) -> LazyTensor:
 def _stacked(pieces: Sequence[LazyTensor]) -> LazyTensor:
     rows = sum(piece.rows for piece in pieces)
 
-    def read(start: int, stop: int) -> Tensor:
-        import torch
+    def read(start: int, stop: int) -> Rows:
+        import numpy as np
 
         parts, begin = [], 0
         for piece in pieces:
             low, high = max(start - begin, 0), min(stop - begin, piece.rows)
             if low < high:
-                parts.append(piece.read(low, high))
+                parts.append(piece.stored(low, high))
             begin += piece.rows
-        return torch.cat(parts) if parts else pieces[0].read(0, 0)
+        return np.concatenate(parts) if parts else pieces[0].stored(0, 0)
 
     return pieces[0].derived(read, shape=(rows, *pieces[0].shape[1:]))
 
@@ -178,7 +178,7 @@ class Transpose:
 
 
 def _transposed(tensor: LazyTensor) -> LazyTensor:
-    def read(start: int, stop: int) -> Tensor:
-        return tensor.read()[:, start:stop].T.contiguous()
+    def read(start: int, stop: int) -> Rows:
+        return tensor.stored()[:, start:stop].T.copy()
 
     return tensor.derived(read, shape=(tensor.shape[1], tensor.shape[0]))

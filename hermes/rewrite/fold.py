@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+
+import numpy as np
 
 from hermes.checkpoint.source import LazyTensor
 from hermes.parameters import FINAL_NORM, HEAD
-from hermes.rewrite.model import RewritableModel, by_rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from hermes.rewrite.model import Numbers, RewritableModel, by_rows, numbers
 
 NAME = "fold_norm_gains"
 
@@ -38,22 +37,21 @@ def fold_norm_gains(model: RewritableModel) -> RewritableModel:
             gain = model.weights[f"layers.{layer}.{norm}"]
             for reader in readers:
                 name = f"layers.{layer}.{reader}"
-                changed[name] = _scaled(model.weights[name], gain)
+                changed[name] = _scaled(model, name, gain)
             changed[f"layers.{layer}.{norm}"] = _ones(gain, f"layers.{layer}.{norm}")
     gain = model.weights[FINAL_NORM]
     changed[FINAL_NORM] = _ones(gain, FINAL_NORM)
-    changed[HEAD] = _scaled(model.weights[HEAD], gain)
+    changed[HEAD] = _scaled(model, HEAD, gain)
     return model.changed(NAME, changed)
 
 
-def _scaled(matrix: LazyTensor, gain: LazyTensor) -> LazyTensor:
-    return by_rows(matrix, lambda rows: rows * gain.read().double())
+def _scaled(model: RewritableModel, name: str, gain: LazyTensor) -> LazyTensor:
+    values = functools.cache(lambda: numbers(gain, model.dtype))
+    return by_rows(model.weights[name], lambda rows: rows * values(), model.dtype)
 
 
 def _ones(gain: LazyTensor, name: str) -> LazyTensor:
-    def read(start: int, stop: int) -> Tensor:
-        import torch
-
-        return torch.ones(stop - start)
+    def read(start: int, stop: int) -> Numbers:
+        return np.ones(stop - start, dtype=np.float32)
 
     return LazyTensor(name, gain.shape, "float32", gain.origin, read)

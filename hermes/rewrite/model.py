@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 from hermes.errors import UsageError
 from hermes.parameters import EMBEDDING, HEAD
 
-if TYPE_CHECKING:
-    from torch import Tensor
+DType = Literal["float32", "float64"]
+Numbers = NDArray[np.floating]
 
-BLOCK_VALUES = 1 << 19
-"""Values of a matrix that are in float64 at a time: 4 MB, about what a core's cache holds."""
+BLOCK_VALUES = 1 << 17
+"""Values of a matrix that are worked on at a time: about what a core's own cache holds."""
+LEAST_COLUMNS = 32
+"""Narrower blocks of columns cost more to fetch than they save."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +32,14 @@ class RewritableModel:
         weights: as `hermes.layouts` mapped them or an earlier rewrite changed them.
         done: names of the rewrites so far, in order.
         notes: what they cost, for the report.
+        dtype: of the arithmetic and of the rewritten tensors.
     """
 
     config: HermesConfig
     weights: Mapping[str, LazyTensor]
     done: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    dtype: DType = "float32"
 
     def changed(
         self, rewrite: str, tensors: Mapping[str, LazyTensor], note: str = ""
@@ -75,51 +82,65 @@ class RewritableModel:
         )
 
 
-def by_rows(tensor: LazyTensor, change: Callable[[Tensor], Tensor]) -> LazyTensor:
-    """A tensor whose rows change independently: `change` maps float64 rows to float64 rows."""
+def by_rows(
+    tensor: LazyTensor, change: Callable[[Numbers], Numbers], dtype: DType = "float32"
+) -> LazyTensor:
+    """A tensor whose rows change independently: `change` maps rows to new rows of that dtype."""
 
-    def read(start: int, stop: int) -> Tensor:
-        return change(tensor.read(start, stop).double()).float()
+    def read(start: int, stop: int) -> Numbers:
+        return change(numbers(tensor, dtype, start, stop))
 
-    return replace(tensor, dtype="float32", reader=read, location=None)
+    return tensor.derived(read, dtype=dtype)
 
 
-def by_columns(tensor: LazyTensor, change: Callable[[Tensor], Tensor]) -> LazyTensor:
+def by_columns(
+    tensor: LazyTensor, change: Callable[[Numbers], Numbers], dtype: DType = "float32"
+) -> LazyTensor:
     """A matrix or vector whose columns change independently of each other.
 
-    `change` maps [C, R] float64, the columns as rows, to the same shape. The result is kept from
-    the first slice that is read to the last one, so that reading it in slices costs one change; of
-    the float64 intermediates only a block exists at a time.
+    `change` maps [rows, C] to the same shape, for some of the columns. The result is kept from the
+    first slice that is read to the last one, so that reading it in slices costs one change.
     """
-    kept: list[Tensor] = []
+    kept: list[Numbers] = []
 
-    def read(start: int, stop: int) -> Tensor:
+    def read(start: int, stop: int) -> Numbers:
         if not kept:
-            kept.append(_columns_changed(tensor.read(), change))
+            kept.append(_columns_changed(tensor, change, dtype))
         rows = kept[0][start:stop]
         if stop == tensor.rows:
             kept.clear()
         return rows
 
-    return replace(tensor, dtype="float32", reader=read, location=None)
+    return tensor.derived(read, dtype=dtype)
 
 
-def _columns_changed(values: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    import torch
-
-    matrix = values.reshape(len(values), -1)
-    result = torch.empty(matrix.shape, dtype=torch.float32)
-    step = max(1, BLOCK_VALUES // len(matrix))
+def _columns_changed(
+    tensor: LazyTensor, change: Callable[[Numbers], Numbers], dtype: DType
+) -> Numbers:
+    matrix = numbers(tensor, dtype).reshape(tensor.rows, -1)
+    result = np.empty_like(matrix)
+    step = max(LEAST_COLUMNS, BLOCK_VALUES // len(matrix))
     for start in range(0, matrix.shape[1], step):
-        columns = matrix[:, start : start + step].T.double()
-        result[:, start : start + step] = change(columns).T
-    return result.reshape(values.shape)
+        result[:, start : start + step] = change(matrix[:, start : start + step])
+    return result.reshape(tensor.shape)
+
+
+def numbers(tensor: LazyTensor, dtype: DType, start: int = 0, stop: int | None = None) -> Numbers:
+    """Rows of a tensor in the dtype of the arithmetic; they may be the tensor's own memory."""
+    if dtype == "float32":
+        return tensor.floats(start, stop)
+    if tensor.dtype == "float64":
+        return tensor.stored(start, stop)
+    return tensor.floats(start, stop).astype(np.float64)
 
 
 def rewrite_model(
-    config: HermesConfig, weights: Mapping[str, LazyTensor], names: tuple[str, ...]
+    config: HermesConfig,
+    weights: Mapping[str, LazyTensor],
+    names: tuple[str, ...],
+    dtype: DType = "float32",
 ) -> RewritableModel:
-    """Apply the named rewrites in order.
+    """Apply the named rewrites in order, computing in `dtype`.
 
     Raises:
         UsageError: an unknown name or an order in which a rewrite is not exact.
@@ -131,7 +152,7 @@ def rewrite_model(
         "fold_norm_gains": fold_norm_gains,
         "rotate_residual": rotate_residual,
     }
-    model = RewritableModel(config, weights)
+    model = RewritableModel(config, weights, dtype=dtype)
     for name in names:
         if name not in known:
             raise UsageError(

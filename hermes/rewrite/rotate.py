@@ -11,28 +11,29 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from hermes.checkpoint.source import LazyTensor
 from hermes.parameters import EMBEDDING, HEAD
 from hermes.rewrite import fold
-from hermes.rewrite.model import RewritableModel, by_columns, by_rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from hermes.rewrite.model import BLOCK_VALUES, Numbers, RewritableModel, by_columns, by_rows
 
 NAME = "rotate_residual"
 SEED = 20241
 _WRITERS = ("self_attn.o_proj", "mlp.down_proj")
-_LARGEST_HADAMARD = 64
-"""A Kronecker factor this big costs no more to apply than the odd factor; see `Rotation`."""
+_DENSE_WIDTH = 64
+"""Smallest dense factor: a matrix product of this size runs at the processor's full speed."""
 
 
 class Rotation:
     """An orthogonal matrix Q of any width: random signs, then a Kronecker product.
 
-    The factors are Hadamard matrices of the width's power of two and one random orthogonal matrix
-    of its odd part, so applying Q costs width x (sum of factors) and no width^2 matrix is formed.
+    Q = diag(signs) (H (x) D): H is a Hadamard matrix, applied as sums and differences, and D a
+    dense matrix of moderate size, itself a Hadamard matrix times a random orthogonal one of the
+    width's odd part. So no width x width matrix is formed, and applying Q costs
+    width x (size of D + log2 of the size of H).
 
     Args:
         width: of the vectors.
@@ -40,23 +41,41 @@ class Rotation:
     """
 
     def __init__(self, width: int, seed: int = SEED) -> None:
-        import torch
-
-        generator = torch.Generator().manual_seed(seed)
+        generator = np.random.default_rng(seed)
         self.width = width
-        self.signs = torch.randint(0, 2, (width,), generator=generator).double() * 2 - 1
-        self.factors = [_hadamard(size) for size in _power_factors(width)]
-        odd = width // (width & -width)
+        self._signs = generator.integers(0, 2, width) * 2.0 - 1.0
+        power = width & -width
+        odd = width // power
+        within = min(power, 1 << max(0, math.ceil(math.log2(_DENSE_WIDTH / odd))))
+        self._outer = power // within
+        self._dense: Numbers = _hadamard(within)
         if odd > 1:
-            self.factors.append(_random_orthogonal(odd, generator))
+            self._dense = np.kron(self._dense, _random_orthogonal(odd, generator))
+        # The Hadamard matrix's norm goes with the signs.
+        self._signs /= math.sqrt(self._outer)
+        self._in_dtype = functools.cache(self._cast)
 
-    def apply(self, rows: Tensor) -> Tensor:
-        """rows [R, width] times Q, float64."""
-        shape = rows.shape
-        rows = (rows * self.signs).reshape(-1, *[len(factor) for factor in self.factors])
-        for axis, factor in enumerate(self.factors, start=1):
-            rows = (rows.movedim(axis, -1) @ factor).movedim(-1, axis)
-        return rows.reshape(shape)
+    def _cast(self, dtype: DTypeLike) -> tuple[Numbers, Numbers]:
+        return self._signs.astype(dtype), self._dense.astype(dtype)
+
+    def rows(self, values: Numbers) -> Numbers:
+        """[R, width] times Q, in the dtype of the values."""
+        signs, dense = self._in_dtype(values.dtype)
+        result = np.empty(values.shape, dtype=values.dtype)
+        step = max(1, BLOCK_VALUES // self.width)
+        for start in range(0, len(values), step):
+            block = (values[start : start + step] * signs).reshape(-1, len(dense))
+            shape = (-1, self._outer, len(dense))
+            mixed = _hadamard_sums((block @ dense).reshape(shape), block.reshape(shape))
+            result[start : start + step] = mixed.reshape(-1, self.width)
+        return result
+
+    def columns(self, values: Numbers) -> Numbers:
+        """The transpose of Q times [width, C], in the dtype of the values."""
+        signs, dense = self._in_dtype(values.dtype)
+        signed = (values * signs[:, None]).reshape(self._outer, len(dense), -1)
+        mixed = np.matmul(dense.T, signed).reshape(1, self._outer, -1)
+        return _hadamard_sums(mixed, signed.reshape(mixed.shape)).reshape(values.shape)
 
 
 def rotate_residual(model: RewritableModel, seed: int = SEED) -> RewritableModel:
@@ -67,52 +86,54 @@ def rotate_residual(model: RewritableModel, seed: int = SEED) -> RewritableModel
     """
     model.require(fold.NAME, NAME)
     model.refuse_again(NAME)
-    # Made when the first weight is read: planning and tracing need no torch.
+    # Made when the first weight is read: planning needs no matrix.
     made = functools.cache(lambda: Rotation(model.config.hidden_size, seed))
 
-    def rotated(rows: Tensor) -> Tensor:
-        return made().apply(rows)
+    def rows(values: Numbers) -> Numbers:
+        return made().rows(values)
+
+    def columns(values: Numbers) -> Numbers:
+        # A bias is one column.
+        return made().columns(values)
 
     changed: dict[str, LazyTensor] = {}
     for name in (EMBEDDING, HEAD):
-        changed[name] = by_rows(model.weights[name], rotated)
+        changed[name] = by_rows(model.weights[name], rows, model.dtype)
     for layer in range(model.config.num_layers):
         prefix = f"layers.{layer}."
         for reader in (name for names in fold.READERS.values() for name in names):
-            changed[prefix + reader] = by_rows(model.weights[prefix + reader], rotated)
+            changed[prefix + reader] = by_rows(model.weights[prefix + reader], rows, model.dtype)
         for writer in _WRITERS:
             weight, bias = f"{prefix}{writer}.weight", f"{prefix}{writer}.bias"
-            # The transpose of Q times W is the transpose of (transpose of W) times Q.
             for name in (weight, bias):
                 if name in model.weights:
-                    changed[name] = by_columns(model.weights[name], rotated)
+                    changed[name] = by_columns(model.weights[name], columns, model.dtype)
     return model.changed(NAME, changed)
 
 
-def _power_factors(width: int) -> list[int]:
-    """The power of two in `width` as factors of at most `_LARGEST_HADAMARD`."""
-    power, factors = width & -width, []
-    while power > 1:
-        factors.append(min(power, _LARGEST_HADAMARD))
-        power //= factors[-1]
-    return factors
+def _hadamard_sums(values: Numbers, spare: Numbers) -> Numbers:
+    """Sylvester's matrix of ones and minus ones along axis 1 of [R, N, C]; uses up both arrays."""
+    count, height = values.shape[1], 1
+    while height < count:
+        pairs = (len(values), count // (2 * height), 2, height * values.shape[2])
+        source, target = values.reshape(pairs), spare.reshape(pairs)
+        np.add(source[:, :, 0], source[:, :, 1], out=target[:, :, 0])
+        np.subtract(source[:, :, 0], source[:, :, 1], out=target[:, :, 1])
+        values, spare = spare, values
+        height *= 2
+    return values
 
 
-def _hadamard(size: int) -> Tensor:
+def _hadamard(size: int) -> NDArray[np.float64]:
     """Sylvester's orthogonal Hadamard matrix."""
-    import torch
-
-    matrix: Tensor = torch.ones(1, 1, dtype=torch.float64)
+    matrix = np.ones((1, 1))
     while len(matrix) < size:
-        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)), 0)
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
     return matrix / math.sqrt(size)
 
 
-def _random_orthogonal(size: int, generator: object) -> Tensor:
+def _random_orthogonal(size: int, generator: np.random.Generator) -> NDArray[np.float64]:
     """Haar-distributed: QR of a Gaussian matrix with the signs of R's diagonal (Mezzadri 2007)."""
-    import torch
-
-    gaussian = torch.randn(size, size, dtype=torch.float64, generator=generator)  # type: ignore[call-overload]
-    q, r = torch.linalg.qr(gaussian)
-    result: Tensor = q * torch.sign(torch.diagonal(r))
-    return result
+    q, r = np.linalg.qr(generator.standard_normal((size, size)))
+    signed: NDArray[np.float64] = q * np.sign(np.diagonal(r))
+    return signed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +20,7 @@ def stored(data: bytes, shape: tuple[int, int]) -> list[list[int]]:
 
 
 def test_one_scale_per_row() -> None:
-    rows = torch.tensor([[127.0, -64.0, 0.0], [-2.54, 1.27, 0.0], [0.0, 0.0, 0.0]])
+    rows = np.array([[127.0, -64.0, 0.0], [-2.54, 1.27, 0.0], [0.0, 0.0, 0.0]], np.float32)
     result = quantize_rows(rows, CHANNEL)
     assert stored(result.data, (3, 3)) == [[127, -64, 0], [-127, 64, 0], [0, 0, 0]]
     assert result.scales is not None
@@ -30,7 +29,9 @@ def test_one_scale_per_row() -> None:
 
 
 def test_halves_go_to_even_and_nothing_becomes_minus_128() -> None:
-    rows = torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5], [-127.0] + 7 * [-126.5]])
+    rows = np.array(
+        [[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5], [-127.0] + 7 * [-126.5]], np.float32
+    )
     assert stored(quantize_rows(rows, CHANNEL).data, (2, 8)) == [
         [127, 0, 2, 2, 0, -2, -2, 126],
         [-127, *7 * [-126]],
@@ -38,12 +39,12 @@ def test_halves_go_to_even_and_nothing_becomes_minus_128() -> None:
 
 
 def test_rows_below_the_smallest_amplitude_become_zero() -> None:
-    result = quantize_rows(torch.tensor([[1e-12, -1e-12], [1e-40, 0.0]]), CHANNEL)
+    result = quantize_rows(np.array([[1e-12, -1e-12], [1e-40, 0.0]], np.float32), CHANNEL)
     assert stored(result.data, (2, 2)) == [[0, 0], [0, 0]]
 
 
 def test_one_scale_per_tensor() -> None:
-    rows = torch.tensor([[127.0, -64.0], [12.7, 0.0]])
+    rows = np.array([[127.0, -64.0], [12.7, 0.0]], np.float32)
     result = quantize_rows(rows, TENSOR, amplitude=254.0)
     assert stored(result.data, (2, 2)) == [[64, -32], [6, 0]]
     assert result.scales is not None
@@ -53,9 +54,9 @@ def test_one_scale_per_tensor() -> None:
 
 
 def test_float_rows_are_stored_as_they_are() -> None:
-    rows = torch.randn(3, 5)
+    rows = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
     result = quantize_rows(rows, QuantizationRule("*", "float32"))
-    assert result.data == rows.numpy().tobytes()
+    assert result.data == rows.tobytes()
     assert result.scales is None
 
 
@@ -91,7 +92,7 @@ def test_bits_are_those_of_ai_edge_quantizer(
     parameters = qtyping.UniformQuantParams(8, dimension, scale, zero_point)
     expected = theirs.uniform_quantize(values, parameters)
     rule = CHANNEL if granularity == "channel" else TENSOR
-    result = quantize_rows(torch.from_numpy(values), rule, float(np.abs(values).max()))
+    result = quantize_rows(values, rule, float(np.abs(values).max()))
     assert result.scales is not None
     broadcast = np.broadcast_to(scale.astype(np.float32).ravel(), rows)
     assert result.scales.tobytes() == np.ascontiguousarray(broadcast).tobytes()

@@ -15,7 +15,7 @@ from tiny_llama import PROMPT_IDS, largest_gap, reference_logits, tiny_config, t
 
 from converters.exchange import NewRows, export_huggingface, import_checkpoint
 from converters.source import SourceOptions
-from hermes.checkpoint.source import LazyTensor
+from hermes.checkpoint.source import LazyTensor, stored_rows
 from hermes.config import HermesConfig
 from hermes.errors import BadInputError, TargetError, UnsupportedModelError, UsageError
 from hermes.layouts import LAYOUTS
@@ -101,7 +101,7 @@ def test_models_that_transformers_lacks_are_not_exported() -> None:
 
 
 def _lazy(name: str, shape: tuple[int, ...], value: torch.Tensor) -> LazyTensor:
-    return LazyTensor(name, shape, "float32", name, lambda start, stop: value[start:stop])
+    return LazyTensor(name, shape, "float32", name, lambda a, b: stored_rows(value[a:b]))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)

@@ -9,7 +9,7 @@ import torch
 from tiny_llama import hermes_config, hermes_weights, tiny_config, tiny_weights
 from torch import Tensor
 
-from hermes.checkpoint.source import LazyTensor
+from hermes.checkpoint.source import LazyTensor, stored_rows
 from hermes.config import HermesConfig
 from hermes.parameters import parameter_shapes
 
@@ -36,7 +36,7 @@ def lazy(state: Mapping[str, Tensor]) -> dict[str, LazyTensor]:
     def one(name: str, value: Tensor) -> LazyTensor:
         dtype = str(value.dtype).removeprefix("torch.")
         return LazyTensor(
-            name, tuple(value.shape), dtype, "tiny.pt", lambda start, stop: value[start:stop]
+            name, tuple(value.shape), dtype, "tiny.pt", lambda a, b: stored_rows(value[a:b])
         )
 
     return {name: one(name, value) for name, value in state.items()}
