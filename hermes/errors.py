@@ -76,3 +76,9 @@ class TargetError(HermesError):
     """The output exists already or another run is writing it."""
 
     exit_code = 8
+
+
+class DeviceError(HermesError):
+    """A device is missing, refuses, or was lost on the way."""
+
+    exit_code = 9
