@@ -98,6 +98,9 @@ class Limits:
         top1: smallest share of positions where both prefer the same token.
         positions: positions of text the two above are measured over.
         near_tie: logit margin below which two greedy choices count as a tie in the runtime rung.
+        device_kl: mean KL divergence of int8 on another processor from int8 on this one.
+        device_correlation: smallest correlation of their logits.
+        clear_margin: logit margin above which both must make the same choice.
     """
 
     float_logits: float = 1e-3
@@ -105,16 +108,21 @@ class Limits:
     top1: float = 0.85
     positions: int = 256
     near_tie: float = 1e-3
+    device_kl: float = 0.01
+    device_correlation: float = 0.995
+    clear_margin: float = 1.0
 
     def problems(self) -> list[str]:
         """Every bar that nothing or everything would pass."""
         found = []
-        for name in ("float_logits", "kl_mean", "near_tie"):
+        for name in ("float_logits", "kl_mean", "near_tie", "device_kl", "clear_margin"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 found.append(f"limits.{name} is {value}, expected a finite number from 0 on")
-        if not 0 <= self.top1 <= 1:
-            found.append(f"limits.top1 is {self.top1}, expected 0 to 1")
+        for name in ("top1", "device_correlation"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                found.append(f"limits.{name} is {value}, expected 0 to 1")
         if self.positions < 1:
             found.append(f"limits.positions is {self.positions}, expected at least 1")
         return found
