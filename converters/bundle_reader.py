@@ -61,6 +61,7 @@ class PromptMetadata:
     model_type: str = ""
     sampler: dict[str, float] = field(default_factory=dict)
     prompt_affixes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    min_runtime_version: str = ""
 
     @property
     def start_token_id(self) -> int | None:
@@ -244,4 +245,5 @@ def _plain(message: LlmMetadata) -> PromptMetadata:
             descriptor.name: (value.prefix, value.suffix)
             for descriptor, value in affixes.ListFields()
         },
+        min_runtime_version=message.min_runtime_version,
     )

@@ -69,12 +69,15 @@ def add_signature(key: str, index: int, graph: tfl.SubGraphT) -> tfl.SignatureDe
     return signature
 
 
-def write_table_model(target: Path, table: np.ndarray, *, context: int = 64) -> Path:
-    """A .tflite whose logits after token t are `table[t]`; signatures prefill_8 and decode.
+def write_table_model(
+    target: Path, table: np.ndarray, *, context: int = 64, prefill: int = 8
+) -> Path:
+    """A .tflite whose logits after token t are `table[t]`; signatures prefill_N and decode.
 
     Args:
         table: float32 [vocab, vocab].
         context: rows of the (unused) cache.
+        prefill: tokens of the prefill signature.
     """
     whole = ModelParts()
     add, gather = whole.code(tfl.BuiltinOperator.ADD), whole.code(tfl.BuiltinOperator.GATHER)
@@ -82,7 +85,7 @@ def write_table_model(target: Path, table: np.ndarray, *, context: int = 64) -> 
     zero_buffer = whole.buffer(np.zeros(1, np.float32))
     vocab = len(table)
     cache = [1, 1, context, 4]
-    for index, (key, length) in enumerate((("prefill_8", 8), ("decode", 1))):
+    for index, (key, length) in enumerate(((f"prefill_{prefill}", prefill), ("decode", 1))):
         graph = tfl.SubGraphT()
         graph.name, graph.tensors, graph.operators = key, [], []
         integer, real = tfl.TensorType.INT32, tfl.TensorType.FLOAT32

@@ -1,0 +1,126 @@
+"""Rules about the phone: how the file gets there, and what it takes there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from hermes.deploy.lint import RuleBook
+from hermes.deploy.lint_facts import BundleFacts
+from hermes.plan import READER_FACTOR
+from hermes.report.wording import size
+
+BOOK = RuleBook()
+GB = 10**9
+IOS_SECTION = 1 * GB
+"""Mappings fail on iOS somewhere above this: 1.28 GB in google-ai-edge/LiteRT-LM#2545, 1.35 GB in
+google-ai-edge/mediapipe-samples#393, over 2 GB in LiteRT-LM#2645. No number is documented."""
+PLAY_ASSET_PACK = int(1.5 * GB)
+"""Compressed download of one asset pack
+(https://support.google.com/googleplay/android-developer/answer/9859372)."""
+PLAY_TOTAL = 4 * GB
+"""All modules and install-time asset packs together (the same page)."""
+PHONE_BUDGET = 3 * GB
+"""What one app can hope for: an iPhone 13 Pro (6 GB) gave 3.1 GB without entitlements and 4.2 GB
+with them (https://github.com/a-ghorbani/pocketpal-ai/pull/651)."""
+FLATBUFFER_LIMIT = 2**31
+_ELEMENT = {"float32": 4, "float16": 2, "int8": 1}
+
+
+@dataclass(frozen=True)
+class DeviceEstimate:
+    """What the runtime takes on the device, bytes.
+
+    Attributes:
+        weight_cache: the file that it writes into its cache folder: the integer and float
+            matrices, packed anew.
+        kv_cache: keys and values of the whole context.
+        peak_memory: resident at most, by the factor measured on desktops (`hermes.plan`), with the
+            cache twice.
+    """
+
+    weight_cache: int
+    kv_cache: int
+    peak_memory: int
+
+    def to_dict(self) -> dict[str, int]:
+        """JSON values."""
+        return asdict(self)
+
+
+def estimate(facts: BundleFacts) -> DeviceEstimate:
+    """From sizes alone; the packed weights of the embedded model took 1.0 times their bytes."""
+    models = sum(section.size for section in facts.sections if section.kind == "TFLiteModel")
+    packed = sum(
+        constant.size
+        for constant in facts.constants
+        if constant.operator in ("FULLY_CONNECTED", "BATCH_MATMUL")
+    )
+    cache = 0
+    if facts.decode is not None:
+        for tensor in facts.decode.cache:
+            cache += math.prod(tensor.shape) * _ELEMENT.get(tensor.dtype, 4)
+    return DeviceEstimate(packed, cache, int(READER_FACTOR * models) + 2 * cache)
+
+
+def estimate_lines(found: DeviceEstimate) -> list[str]:
+    """The estimate with its basis."""
+    return [
+        f"on the device, estimated: {size(found.peak_memory)} of memory ({READER_FACTOR:g} times "
+        f"the model, as measured on desktops, and twice the cache), {size(found.kv_cache)} of them "
+        "keys and values",
+        f"and a weight cache file of about {size(found.weight_cache)} in the app's cache folder "
+        "(the matrices, packed)",
+    ]
+
+
+@BOOK.rule(
+    "ios-mapping",
+    "warning",
+    "The runtime maps a section as one piece. On iOS such mappings fail above roughly 1 GB without "
+    "the entitlements, and the error may come only at the first message "
+    "(google-ai-edge/LiteRT-LM#2545, #2645).",
+    "give the app com.apple.developer.kernel.extended-virtual-addressing and "
+    "com.apple.developer.kernel.increased-memory-limit, or use a smaller model",
+)
+def ios_mapping(facts: BundleFacts) -> Iterator[str]:
+    for section in facts.sections:
+        if section.size > IOS_SECTION:
+            yield f"section {section.kind} has {size(section.size)}"
+
+
+@BOOK.rule(
+    "play-asset-pack",
+    "warning",
+    "Google Play takes asset packs up to 1.5 GB of compressed download, and weights hardly "
+    "compress (support.google.com/googleplay/android-developer/answer/9859372).",
+    "let the app download the file itself, or split it over several packs and join them",
+)
+def play_asset_pack(facts: BundleFacts) -> Iterator[str]:
+    if facts.size > PLAY_ASSET_PACK:
+        yield f"the file has {size(facts.size)}"
+
+
+@BOOK.rule(
+    "play-total",
+    "warning",
+    "Google Play takes 4 GB of modules and install-time asset packs in all "
+    "(support.google.com/googleplay/android-developer/answer/9859372).",
+    "let the app download the file itself",
+)
+def play_total(facts: BundleFacts) -> Iterator[str]:
+    if facts.size > PLAY_TOTAL:
+        yield f"the file has {size(facts.size)}"
+
+
+@BOOK.rule(
+    "phone-memory",
+    "warning",
+    "An app may use about half of a phone's memory before the system ends it without a message.",
+    "use a smaller model or a shorter context, and test on the smallest phone you support",
+)
+def phone_memory(facts: BundleFacts) -> Iterator[str]:
+    found = estimate(facts)
+    if found.peak_memory > PHONE_BUDGET:
+        yield f"it needs about {size(found.peak_memory)}, estimated as {READER_FACTOR:g} x model"
