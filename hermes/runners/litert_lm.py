@@ -195,7 +195,7 @@ class Runtime:
                 rendered = str(conversation.render_message_to_string(text))
                 started = time.monotonic()
                 reply = conversation.send_message(text).to_json()
-                generation = _generation(_text_of(reply), conversation, started)
+                generation = _generation(text_of(reply), conversation, started)
                 answers.append(Turn(rendered, generation, int(conversation.token_count)))
         return tuple(answers)
 
@@ -221,7 +221,8 @@ def _generation(
     )
 
 
-def _text_of(reply: Mapping[str, object]) -> str:
+def text_of(reply: Mapping[str, object]) -> str:
+    """The text of a message, whose content is a text or a list of parts."""
     content = reply.get("content", "")
     if isinstance(content, str):
         return content
