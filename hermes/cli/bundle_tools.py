@@ -68,6 +68,8 @@ def chat(
 
     context = context_of(bundle)
     sampling = choose_sampling(temperature, top_k, top_p, seed)
+    if prompt is None and sys.stdin.isatty():
+        print(f"loading {bundle.name}, context {context}; /help lists commands", file=sys.stderr)
     try:
         with Conversation(
             bundle, system=system, sampling=sampling, max_new_tokens=max_tokens, threads=threads

@@ -14,6 +14,8 @@ from typing import Any, Literal
 from hermes.deploy.lint_facts import BundleFacts
 
 Severity = Literal["error", "warning"]
+_SHOWN = 3
+"""Findings of one rule that are listed."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,11 @@ def lint(facts: BundleFacts) -> list[Finding]:
 
 
 def _apply(rule: Rule, facts: BundleFacts) -> Iterator[Finding]:
-    for line in rule.check(facts):
+    lines = list(rule.check(facts))
+    if len(lines) > _SHOWN:
+        # A fault of the exporter repeats in every layer.
+        lines[_SHOWN - 1 :] = [f"{lines[_SHOWN - 1]} (and {len(lines) - _SHOWN} more alike)"]
+    for line in lines:
         yield Finding(rule.name, rule.severity, line, rule.why, rule.todo)
 
 

@@ -67,9 +67,9 @@ def estimate(facts: BundleFacts) -> DeviceEstimate:
 def estimate_lines(found: DeviceEstimate) -> list[str]:
     """The estimate with its basis."""
     return [
-        f"on the device, estimated: {size(found.peak_memory)} of memory ({READER_FACTOR:g} times "
-        f"the model, as measured on desktops, and twice the cache), {size(found.kv_cache)} of them "
-        "keys and values",
+        f"on the device, estimated: {size(found.peak_memory)} of memory beside the app and the "
+        f"runtime's own code ({READER_FACTOR:g} times the model, as measured on desktops, and "
+        f"twice the cache of {size(found.kv_cache)})",
         f"and a weight cache file of about {size(found.weight_cache)} in the app's cache folder "
         "(the matrices, packed)",
     ]

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import broken_bundles as broken
@@ -27,6 +28,7 @@ from lint_cases import (
 from converters.anatomy import describe
 from hermes.cli import app, run_command
 from hermes.deploy.lint import all_rules, lint
+from hermes.deploy.lint_facts import BundleFacts, SignatureFact, TensorFact
 
 ELSEWHERE = {"damaged", "ios-mapping", "play-asset-pack", "play-total", "phone-memory"}
 """Broken by tests of their own below."""
@@ -107,6 +109,17 @@ def test_a_file_too_large_for_phones_and_shops(tmp_path: Path) -> None:
     }
     pieces.after = [lambda path: broken.move_last_section(path, grow=900_000_000)]
     assert names(broken.write(pieces, tmp_path)) == {"no-hashes"}
+
+
+def test_what_repeats_in_every_layer_is_counted() -> None:
+    tensors = tuple(TensorFact(f"kv_cache_k_{n}", "float32", (1, 1, 64, 4)) for n in range(30))
+    halves = tuple(replace(tensor, dtype="float16") for tensor in tensors)
+    facts = BundleFacts(
+        "x.litertlm", 0, (1, 0, 0), (), signatures=(SignatureFact("decode", tensors, halves),)
+    )
+    found = [finding.found for finding in lint(facts) if finding.rule == "cache-type"]
+    assert len(found) == 3
+    assert found[-1].endswith("(and 27 more alike)")
 
 
 def test_exit_codes_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
