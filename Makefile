@@ -11,7 +11,7 @@ CLIENT := $(VENV)-client
 BIN := $(VENV)/bin
 TORCH_OPTION := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
-.PHONY: setup demo demo-smollm2 test lint constraints clean
+.PHONY: setup demo demo-smollm2 demo-arm64 test lint constraints clean
 
 setup: $(VENV)/installed
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -44,6 +44,12 @@ demo-smollm2: $(VENV)/smollm2 | $(BUILD)
 		--output $(BUILD)/smollm2.litertlm --report $(BUILD)/smollm2 --force
 	$(BIN)/python scripts/generate.py $(BUILD)/smollm2.litertlm --continue "The capital of France is"
 	$(BIN)/python scripts/generate.py $(BUILD)/smollm2.litertlm --chat "Name the capital of Italy."
+
+# SmolLM2 over a real adb to a real adbd, and 32 tokens from the emulated Arm64 runtime there.
+demo-arm64: demo-smollm2
+	$(BIN)/hermes arm64 setup
+	ON_THE_PHONE=$(abspath $(BUILD))/smollm2.litertlm \
+		$(BIN)/python -m pytest -q -rs tests/deploy/test_onto_the_phone.py -k your_own
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
