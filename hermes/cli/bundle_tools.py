@@ -17,7 +17,10 @@ _INTERRUPTED = 130
 
 @app.command()
 def check(bundle: BundleFile, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Compare every byte of a bundle with the hashes it carries; needs no checkpoint."""
+    """Compare every byte of a bundle with the hashes it carries; needs no checkpoint.
+
+    It finds damage, not forgery: whoever changes a file on purpose can write new hashes.
+    """
     from converters.integrity import check_integrity, check_readable
     from hermes.deploy.card import check_lines, demand_card, read_card
 

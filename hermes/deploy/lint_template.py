@@ -78,8 +78,11 @@ def template_engine(facts: BundleFacts) -> Iterator[str]:
     "put the tokens' text into the template, or use start_token",
 )
 def empty_token_names(facts: BundleFacts) -> Iterator[str]:
+    fed = facts.prompt is not None and facts.prompt.start_token is not None
     for name in _probe(facts).empty_names:
-        yield f"the template prints {name}"
+        # A start token of the metadata takes the place of the empty text.
+        if name != "bos_token" or not fed:
+            yield f"the template prints {name}"
 
 
 @BOOK.rule(

@@ -78,6 +78,14 @@ def test_the_clean_bundle_is_clean(kind: str, tmp_path: Path) -> None:
     assert names(broken.write(broken.clean(tmp_path, kind=kind), tmp_path)) == {"no-hashes"}
 
 
+def test_a_start_token_in_place_of_an_empty_name_is_right(tmp_path: Path) -> None:
+    pieces = broken.clean(tmp_path)
+    template("{{ bos_token }}{% for m in messages %}{{ m.role }}:" + broken.PARTS)(pieces)
+    assert "empty-token-names" in names(broken.write(pieces, tmp_path))
+    start(1)(pieces)
+    assert names(broken.write(pieces, tmp_path)) == {"no-hashes"}
+
+
 @pytest.mark.parametrize("recipe", ["int8", "int8-plain", "float32"])
 def test_no_false_alarm_on_our_own(
     recipe: str, converted: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
