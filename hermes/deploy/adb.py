@@ -139,7 +139,8 @@ class Adb:
 
     def gone(self, done: Done) -> bool:
         """The connection and not the command has failed: adb says so, or does not know it now."""
-        told = [line for line in done.errors.splitlines() if line.startswith(("adb:", "error:"))]
+        printed = (done.errors + done.output).splitlines()
+        told = [line for line in printed if line.startswith(("adb:", "error:"))]
         if done.status == _TIMED_OUT or any(word in line for line in told for word in _LOST):
             return True
         return self._devices().get(self.serial) != "device"

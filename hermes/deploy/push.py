@@ -103,11 +103,8 @@ class Push:
     def send(self) -> None:
         """The bytes, under the other name."""
         done = self._adb.push(self._source, self.part)
-        if done.status == 0:
-            return
-        if "no space left" in done.errors.lower():
-            raise self._no_room("the device filled up while it was written")
-        raise self._refused(done)
+        if done.status != 0:
+            raise self._refused(done)
 
     def confirm(self) -> None:
         """The device's own hash of what has arrived.
@@ -156,7 +153,7 @@ class Push:
                 todo=f"choose another folder with --dir; {DEFAULT_FOLDER} is open to adb",
             )
         if "no space left" in told:
-            return self._no_room("nothing is free")
+            return self._no_room("it is full")
         return DeviceError(f"{self._adb.serial}: the push failed: {done.said}")
 
 

@@ -95,26 +95,25 @@ class Device:
         self._start([*self._program("adb"), "nodaemon", "server"], "server")
         self._wait_for_server()
 
-    def connect(self, port: int) -> subprocess.Popen[bytes]:
+    def connect(self, port: int) -> None:
         """Start a daemon on this port and let adb know it; its serial is `localhost:PORT`."""
-        daemon = self._start(self._program("adbd"), f"adbd-{port}", ADBD_PORT=str(port))
+        self._start(self._program("adbd"), f"adbd-{port}", ADBD_PORT=str(port))
         deadline = time.monotonic() + 20
         while self.adb("devices").find(f"localhost:{port}\tdevice") < 0:
             assert time.monotonic() < deadline, self.adb("devices")
             self.adb("connect", f"localhost:{port}")
             time.sleep(0.05)
-        return daemon
 
-    def kill(self, daemon: subprocess.Popen[bytes]) -> None:
-        """As when the cable is pulled."""
-        daemon.send_signal(signal.SIGKILL)
-        daemon.wait()
+    def pull_cables(self) -> None:
+        """All daemons die at once, as when cables are pulled; adb has to find out by itself."""
+        for daemon in self._running[1:]:
+            daemon.send_signal(signal.SIGKILL)
+            daemon.wait()
+        del self._running[1:]
 
     def forget(self) -> None:
         """No daemon is left, and adb knows none."""
-        for daemon in self._running[1:]:
-            self.kill(daemon)
-        del self._running[1:]
+        self.pull_cables()
         self.adb("disconnect")
 
     def adb(self, *arguments: str) -> str:
