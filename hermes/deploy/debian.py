@@ -8,6 +8,7 @@ the acquire options (proxies, timeouts) and the mirror are used.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
@@ -22,7 +23,7 @@ DEFAULT_MIRROR = "http://deb.debian.org/debian"
 RELEASE = "bookworm"
 BACKPORTS = f"{RELEASE}-backports"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-_TOOLS = ("apt-get", "apt-config", "dpkg-deb", "tar")
+_TOOLS = ("apt-get", "apt-cache", "apt-config", "dpkg-deb", "tar")
 _SHOWN_LINES = 6
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -98,12 +99,51 @@ class DebianPackages:
         if not self._updated:
             self._apt("update", "-o", "APT::Update::Error-Mode=any")
             self._updated = True
+        self._fetch(names, release, dependencies)
+        if self._drop_unknown():
+            self._fetch(names, release, dependencies)
+        return [_described(path) for path in sorted(self._archives.glob("*.deb"))]
+
+    def _fetch(self, names: Sequence[str], release: str, dependencies: bool) -> None:
         if dependencies:
             options = ("install", "--download-only", "--yes", "--no-install-recommends")
             self._apt(*options, "--target-release", release, *names)
         else:
             self._apt("download", *(f"{name}/{release}" for name in names), folder=self._archives)
-        return [_described(path) for path in sorted(self._archives.glob("*.deb"))]
+
+    def _drop_unknown(self) -> bool:
+        """Remove files that the index does not know or whose SHA-256 is another one.
+
+        apt verifies what it fetches, but takes a file of an earlier run by its name and size.
+        """
+        found = [_described(path) for path in sorted(self._archives.glob("*.deb"))]
+        listed = self._hashes([f"{item.name}={item.version}" for item in found])
+        wrong = [item for item in found if _sha256(item.path) not in listed]
+        for item in wrong:
+            item.path.unlink()
+        return bool(wrong)
+
+    def _hashes(self, packages: Sequence[str]) -> set[str]:
+        """SHA-256 of these packages by the index; those that it lacks are passed over."""
+        done = subprocess.run(
+            ["apt-cache", "show", *packages],
+            capture_output=True,
+            text=True,
+            env=self._environment(),
+            timeout=300,
+            check=False,
+        )
+        prefix = "SHA256: "
+        lines = done.stdout.splitlines()
+        return {line.removeprefix(prefix) for line in lines if line.startswith(prefix)}
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "APT_CONFIG": str(self._folder / "apt.conf"),
+            "LC_ALL": "C",
+            "DEBIAN_FRONTEND": "noninteractive",
+        }
 
     def _configuration(self) -> str:
         """Our folders, in front of the machine's acquire options."""
@@ -134,17 +174,11 @@ class DebianPackages:
         return "\n".join(lines) + "\n"
 
     def _apt(self, *arguments: str, folder: Path | None = None) -> None:
-        environment = {
-            **os.environ,
-            "APT_CONFIG": str(self._folder / "apt.conf"),
-            "LC_ALL": "C",
-            "DEBIAN_FRONTEND": "noninteractive",
-        }
         done = subprocess.run(
             ["apt-get", "--quiet", "--quiet", *arguments],
             capture_output=True,
             text=True,
-            env=environment,
+            env=self._environment(),
             cwd=folder,
             timeout=1800,
             check=False,
@@ -185,6 +219,11 @@ def unpack(packages: Sequence[Package], folder: Path, members: Sequence[str] = (
 def _described(path: Path) -> Package:
     name, version, architecture = path.stem.split("_")
     return Package(name, version.replace("%3a", ":"), architecture, path)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _demand_tools() -> None:
