@@ -8,13 +8,14 @@ without Python's lock.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,16 +23,20 @@ from numpy.typing import NDArray
 
 from converters.header import Header, Place, obtain_header
 from converters.quantize import quantize_rows
+from converters.rounding import ErrorFeedback
 from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 from hermes.errors import UsageError
 from hermes.layouts.finite import check_finite
 from hermes.recipe import QuantizationRule, Recipe
+from hermes.rewrite.inputs import Inputs
 from hermes.signatures import GraphWeight, graph_weights
 
 ALIGNMENT = 64
 CHUNK_BYTES = 1 << 19
 """Float32 bytes of one weight that a thread works on at a time: what a core's own cache holds."""
+ROUNDED_ROWS = 2048
+"""Rows that are rounded with feedback at a time: each step costs a call, however few they are."""
 WORKERS = 2
 
 
@@ -67,6 +72,7 @@ def bind_weights(
     target: Path,
     on_weight: Callable[[str, int], None] = lambda name, size: None,
     *,
+    inputs: Mapping[str, Inputs] | None = None,
     headers: Path | None = None,
 ) -> tuple[BoundWeight, ...]:
     """Write the model with its weights to `target`.
@@ -78,6 +84,8 @@ def bind_weights(
         weights: Hermes parameter name -> tensor.
         target: .tflite to write.
         on_weight: called with a weight's name and stored bytes when it is in the file.
+        inputs: calibration inputs of the matrices, for rules that round by them. A table that is
+            only looked up has none and is rounded to nearest.
         headers: folder of headers kept from earlier exports.
     """
     graph = graph_weights(config, recipe.graph)
@@ -87,7 +95,8 @@ def bind_weights(
     _fill_biases(header, graph, weights)
     slots = _lay_out(header, graph, rules)
     with target.open("wb") as file:
-        _write_all(slots, weights, header, file.fileno(), on_weight)
+        stream = _Stream(weights, inputs or {}, header.data, file.fileno())
+        _write_all(slots, stream, on_weight)
         file.truncate(_aligned(slots[-1].offset + slots[-1].size))
         file.write(header.data)
     return tuple(
@@ -125,11 +134,12 @@ def _rule_of(weight: GraphWeight, recipe: Recipe) -> QuantizationRule:
     if weight.kind != "matrix":
         return QuantizationRule("*", "float32")
     rules = {part: recipe.rule_for(part) for part in weight.parts}
-    if len({(rule.weights, rule.granularity) for rule in rules.values()}) > 1:
+    if len({replace(rule, tensors="") for rule in rules.values()}) > 1:
         raise UsageError(
             f"recipe {recipe.name}: the fused matmul {weight.name} gets different rules",
             problems=[
-                f"{part}: {rule.weights} by {rule.granularity}" for part, rule in rules.items()
+                f"{part}: {rule.weights} by {rule.granularity}, {rule.rounding}"
+                for part, rule in rules.items()
             ],
             expected="one rule for projections that share a matmul",
             todo="give them the same rule, or set fuse_qkv / fuse_gate_up to false in [graph]",
@@ -149,16 +159,10 @@ def _fill_biases(
                 header.data[position : position + len(data)] = data
 
 
-def _write_all(
-    slots: list[_Slot],
-    weights: Mapping[str, LazyTensor],
-    header: Header,
-    file: int,
-    on_weight: Callable[[str, int], None],
-) -> None:
+def _write_all(slots: list[_Slot], stream: _Stream, on_weight: Callable[[str, int], None]) -> None:
     """Stream every weight; the first error stops the rest."""
     with _pool() as pool:
-        running = [pool.submit(_stream, slot, weights, header.data, file) for slot in slots]
+        running = [pool.submit(stream.write, slot) for slot in slots]
         for slot, done in zip(slots, running, strict=True):
             done.result()
             on_weight(slot.weight.name, slot.size)
@@ -173,19 +177,57 @@ def _pool() -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _stream(slot: _Slot, weights: Mapping[str, LazyTensor], header: bytearray, file: int) -> None:
-    """Read, quantize and write a weight chunk by chunk; its scales go into the header."""
-    amplitude = None
-    if slot.rule.weights == "int8" and slot.rule.granularity == "tensor":
-        amplitude = max(float(np.abs(rows).max()) for _, rows in _chunks(slot.weight, weights))
-    offset = slot.offset
-    for start, rows in _chunks(slot.weight, weights):
-        stored = quantize_rows(rows, slot.rule, amplitude)
-        _write(file, stored.data, offset)
-        offset += len(stored.data)
-        if stored.scales is not None:
-            position = slot.place.scales + 4 * start
-            header[position : position + 4 * len(stored.scales)] = stored.scales.tobytes()
+class _Stream:
+    """Reads, quantizes and writes weights chunk by chunk; their scales go into the header."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, LazyTensor],
+        inputs: Mapping[str, Inputs],
+        header: bytearray,
+        file: int,
+    ) -> None:
+        self._weights = weights
+        self._inputs = inputs
+        self._header = header
+        self._file = file
+        # Projections that read the same inputs follow each other.
+        self._feedback_of = functools.lru_cache(2 * WORKERS)(lambda seen: ErrorFeedback(seen()))
+
+    def write(self, slot: _Slot) -> None:
+        """One weight, part by part."""
+        offset, first = slot.offset, 0
+        amplitude = self._amplitude(slot)
+        for part in slot.weight.parts:
+            feedback = self._feedback(slot.rule, part)
+            for start, rows in self._chunks(part, ROUNDED_ROWS if feedback else None):
+                stored = quantize_rows(rows, slot.rule, amplitude, feedback)
+                _write(self._file, stored.data, offset)
+                offset += len(stored.data)
+                if stored.scales is not None:
+                    position = slot.place.scales + 4 * (first + start)
+                    end = position + 4 * len(stored.scales)
+                    self._header[position:end] = stored.scales.tobytes()
+            first += self._weights[part].shape[0]
+
+    def _amplitude(self, slot: _Slot) -> float | None:
+        if slot.rule.weights != "int8" or slot.rule.granularity != "tensor":
+            return None
+        chunks = (rows for part in slot.weight.parts for _, rows in self._chunks(part))
+        return max(float(np.abs(rows).max()) for rows in chunks)
+
+    def _feedback(self, rule: QuantizationRule, part: str) -> ErrorFeedback | None:
+        seen = self._inputs.get(part) if rule.rounding == "calibrated" else None
+        return None if seen is None else self._feedback_of(seen)
+
+    def _chunks(
+        self, part: str, step: int | None = None
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """(first row, rows) of one parameter, float32."""
+        tensor = self._weights[part]
+        step = step or max(1, CHUNK_BYTES // (4 * math.prod(tensor.shape[1:])))
+        for start in range(0, tensor.shape[0], step):
+            yield start, _finite(tensor, start, min(start + step, tensor.shape[0]))
 
 
 def _write(file: int, data: bytes, offset: int) -> None:
@@ -193,20 +235,6 @@ def _write(file: int, data: bytes, offset: int) -> None:
     while view:
         count = os.pwrite(file, view, offset)
         view, offset = view[count:], offset + count
-
-
-def _chunks(
-    weight: GraphWeight, weights: Mapping[str, LazyTensor]
-) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """(first row, rows) of the weight's parts one after the other, float32."""
-    columns = weight.shape[1] if len(weight.shape) > 1 else 1
-    step = max(1, CHUNK_BYTES // (4 * columns))
-    first = 0
-    for part in weight.parts:
-        rows = weights[part].shape[0]
-        for start in range(0, rows, step):
-            yield first + start, _finite(weights[part], start, min(start + step, rows))
-        first += rows
 
 
 def _finite(tensor: LazyTensor, start: int, stop: int | None) -> NDArray[np.float32]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hermes.assets import assets_folder
 from hermes.checkpoint import Checkpoint, open_checkpoint
 from hermes.errors import BadInputError, UsageError
 from hermes.layouts import MappedModel, map_checkpoint
@@ -34,6 +35,7 @@ class SourceOptions:
         tokenizer: file or folder; what lies beside the checkpoint if None.
         layout: name of a layout, or `auto`.
         weights: which of several weight sets in one file, or None.
+        calibration: text that recipes with calibration look at; the shipped one if None.
     """
 
     checkpoint: Path
@@ -41,6 +43,7 @@ class SourceOptions:
     tokenizer: Path | None = None
     layout: str = "auto"
     weights: str | None = None
+    calibration: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Source:
     tokenizer: Tokenizer
     contract: PromptContract
     suppressed: tuple[int, ...]
+    calibration: Path
 
 
 def open_source(options: SourceOptions) -> Source:
@@ -71,6 +75,7 @@ def open_source(options: SourceOptions) -> Source:
         tokenizer,
         prompt_contract(tokenizer, checkpoint, mapped.config),
         suppressed_tokens(tokenizer, mapped.config),
+        options.calibration or assets_folder() / "calibration.txt",
     )
 
 
@@ -113,7 +118,43 @@ def recipe_for(
 
 def rewrite_source(source: Source, recipe: Recipe) -> RewritableModel:
     """The mapped model after the recipe's rewrites; still lazy."""
-    return rewrite_model(source.mapped.config, source.mapped.weights, recipe.rewrites)
+    sequences = calibration_sequences(source, recipe)
+    model = rewrite_model(
+        source.mapped.config, source.mapped.weights, recipe.rewrites, calibration=sequences
+    )
+    if not sequences:
+        return model
+    count = sum(len(ids) for ids in sequences)
+    note = f"calibrated on {count} tokens of {source.calibration.name}"
+    return replace(model, notes=(*model.notes, note))
+
+
+def calibration_sequences(source: Source, recipe: Recipe) -> tuple[tuple[int, ...], ...]:
+    """Pieces of the calibration text, each with the start token in front as training fed it."""
+    wanted = recipe.calibration
+    if not wanted.sequences:
+        return ()
+    start = source.contract.start_token_id
+    front = () if start is None else (start,)
+    length = min(wanted.tokens, source.mapped.config.max_seq_len)
+    ids = read_text(source.calibration, source.tokenizer, wanted.sequences * length)
+    pieces = (ids[at : at + length] for at in range(0, wanted.sequences * length, length))
+    return tuple((*front, *piece)[:length] for piece in pieces)
+
+
+def read_text(path: Path, tokenizer: Tokenizer, count: int) -> list[int]:
+    """At least `count` tokens of a text, which is repeated if it is too short.
+
+    Raises:
+        BadInputError: not readable, not UTF-8, or empty.
+    """
+    try:
+        ids = tokenizer.encode(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"{path}: not readable as UTF-8 text: {error}") from error
+    if not ids:
+        raise BadInputError(f"{path}: an empty text", expected="some real text")
+    return ids * -(-count // len(ids))
 
 
 def _tokenizer_beside(checkpoint: Checkpoint) -> Tokenizer:

@@ -10,7 +10,6 @@ C context.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -19,7 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hermes.config import HermesConfig
+from hermes.hadamard import hadamard, mixing_block
 from hermes.recipe import GraphOptions
+from hermes.rotary import rope_rows
 from hermes.signatures import graph_weights
 
 
@@ -52,33 +53,6 @@ def _(left: Tensor, right: Tensor) -> Tensor:
     return left.new_empty((*left.shape[:3], right.shape[2]))
 
 
-def rope_rows(config: HermesConfig, context: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rotary tables for a lookup by position: cos and signed sin, both [C, D] float32.
-
-    The first half of the sine row is negated, so a rotation is `x * cos + swapped(x) * sin` with
-    the halves of x swapped. Angles are float32 products as in training code, because at position
-    1000 the rounding of the angle is part of what the model was trained with.
-    """
-    half = config.head_dim // 2
-    steps = np.arange(half, dtype=np.float32) * np.float32(2) / np.float32(config.head_dim)
-    rates = np.float32(1) / np.power(np.float32(config.rope_theta), steps)
-    scaling = config.rope_scaling
-    if scaling is not None and scaling.kind == "linear":
-        rates = rates / np.float32(scaling.factor)
-    elif scaling is not None:
-        wavelengths = 2 * math.pi / rates.astype(np.float64)
-        ratio = scaling.original_max_seq_len / wavelengths - scaling.low_freq_factor
-        blend = np.clip(ratio / (scaling.high_freq_factor - scaling.low_freq_factor), 0, 1)
-        rates = (rates * ((1 - blend) / scaling.factor + blend)).astype(np.float32)
-    angles = np.arange(context, dtype=np.float32)[:, None] * rates[None, :]
-    cos, sin = np.cos(angles), np.sin(angles)
-    amplitude = np.float32(config.rope_amplitude)
-    return (
-        np.concatenate([cos, cos], axis=1) * amplitude,
-        np.concatenate([-sin, sin], axis=1) * amplitude,
-    )
-
-
 class ExportableModel(nn.Module):
     """One signature's computation.
 
@@ -95,6 +69,7 @@ class ExportableModel(nn.Module):
 
     rope_cos: Tensor
     rope_sin: Tensor
+    mixing: Tensor
 
     def __init__(
         self,
@@ -112,6 +87,8 @@ class ExportableModel(nn.Module):
         cos, sin = rope_rows(config, context)
         self.register_buffer("rope_cos", torch.from_numpy(cos))
         self.register_buffer("rope_sin", torch.from_numpy(sin))
+        mixing = hadamard(mixing_block(config)).astype(np.float32)
+        self.register_buffer("mixing", torch.from_numpy(mixing))
         for weight in graph_weights(config, options):
             if weight.kind == "bias":
                 value = (biases or {}).get(weight.name)
@@ -176,7 +153,7 @@ class ExportableModel(nn.Module):
         sin: Tensor,
         weights: Mapping[str, Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q [1, K, G*T, D], scaled; k [1, K, T, D]; v [1, K, D, T]."""
+        """q [1, K, G*T, D], scaled here or by its weights; k [1, K, T, D]; v [1, K, D, T]."""
         config, length = self.config, x.shape[0]
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         if self.options.fuse_qkv:
@@ -195,7 +172,9 @@ class ExportableModel(nn.Module):
         if layer not in config.no_rope_layers:
             swapped = torch.cat((qk[..., dim // 2 :], qk[..., : dim // 2]), dim=-1)
             qk = qk * cos + swapped * sin
-        q = qk[:, :heads] * (dim**-0.5)
+        q = qk[:, :heads]
+        if self.options.scale_queries:
+            q = q * (dim**-0.5)
         return (
             q.transpose(0, 1).reshape(1, kv_heads, -1, dim),
             qk[:, heads:].transpose(0, 1).unsqueeze(0),
@@ -220,4 +199,9 @@ class ExportableModel(nn.Module):
         else:
             gate = self._linear(x, f"gate_proj_{layer}", weights)
             up = self._linear(x, f"up_proj_{layer}", weights)
-        return self._linear(F.silu(gate) * up, f"down_proj_{layer}", weights)
+        product = F.silu(gate) * up
+        if self.options.mix_down_input:
+            # The matrix is symmetric, so a linear layer's transpose changes nothing.
+            blocks = product.view(-1, len(self.mixing))
+            product = F.linear(blocks, self.mixing).view(product.shape)
+        return self._linear(product, f"down_proj_{layer}", weights)

@@ -20,6 +20,7 @@ from hermes.errors import UsageError
 
 WeightType = Literal["float32", "int8"]
 Granularity = Literal["channel", "tensor"]
+Rounding = Literal["nearest", "calibrated"]
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,17 @@ class GraphOptions:
         fuse_gate_up: one matmul for the gate and up projections.
         norm_gains: norms multiply by their gains; off where a rewrite has folded them. Set by
             `Recipe`, not by the file.
+        mix_down_input: the feed-forward's product is multiplied by a Hadamard matrix in blocks;
+            on where a rewrite put the inverse into the down projections. Set by `Recipe`.
+        scale_queries: queries are multiplied by one over the root of the head width; off where a
+            rewrite has folded that. Set by `Recipe`.
     """
 
     fuse_qkv: bool = True
     fuse_gate_up: bool = True
     norm_gains: bool = True
+    mix_down_input: bool = False
+    scale_queries: bool = True
 
 
 @dataclass(frozen=True)
@@ -80,11 +87,36 @@ class QuantizationRule:
             norm gains and biases are always float32.
         weights: stored element type.
         granularity: one scale per output channel, or one per tensor.
+        rounding: to nearest, or such that errors cancel on the calibration tokens.
     """
 
     tensors: str
     weights: WeightType = "int8"
     granularity: Granularity = "channel"
+    rounding: Rounding = "nearest"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Tokens whose activations the recipe's rewrites and roundings look at.
+
+    Attributes:
+        sequences: pieces of the calibration text; 0 for no calibration. Many short ones, because
+            the first token of a sequence is special in models of this family.
+        tokens: of each piece.
+    """
+
+    sequences: int = 0
+    tokens: int = 8
+
+    def problems(self) -> list[str]:
+        """Counts that mean nothing or too much."""
+        found = []
+        if not 0 <= self.sequences <= 1024:
+            found.append(f"calibration.sequences is {self.sequences}, expected 0 to 1024")
+        if not 1 <= self.tokens <= 1024:
+            found.append(f"calibration.tokens is {self.tokens}, expected 1 to 1024")
+        return found
 
 
 @dataclass(frozen=True)
@@ -138,6 +170,7 @@ class Recipe:
         export: static shapes.
         graph: choices of the graph.
         rewrites: float-exact rewrites of `hermes.rewrite`, in order.
+        calibration: tokens to look at.
         quantization: rules, the first that matches a matrix counts.
         limits: bars of the ladder.
     """
@@ -147,11 +180,17 @@ class Recipe:
     export: ExportShapes = field(default_factory=ExportShapes)
     graph: GraphOptions = field(default_factory=GraphOptions)
     rewrites: tuple[str, ...] = ()
+    calibration: Calibration = field(default_factory=Calibration)
     quantization: tuple[QuantizationRule, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        graph = replace(self.graph, norm_gains="fold_norm_gains" not in self.rewrites)
+        graph = replace(
+            self.graph,
+            norm_gains="fold_norm_gains" not in self.rewrites,
+            mix_down_input="mix_down_input" in self.rewrites,
+            scale_queries="fold_attention_scale" not in self.rewrites,
+        )
         object.__setattr__(self, "graph", graph)
 
     def rule_for(self, parameter: str) -> QuantizationRule:
@@ -189,9 +228,22 @@ class Recipe:
         return asdict(self)
 
 
-_Section = TypeVar("_Section", ExportShapes, GraphOptions, QuantizationRule, Limits)
-_SECTIONS = ("name", "description", "export", "graph", "rewrites", "quantization", "limits")
-_CHOICES = {"weights": ("float32", "int8"), "granularity": ("channel", "tensor")}
+_Section = TypeVar("_Section", ExportShapes, GraphOptions, Calibration, QuantizationRule, Limits)
+_SECTIONS = (
+    "name",
+    "description",
+    "export",
+    "graph",
+    "rewrites",
+    "calibration",
+    "quantization",
+    "limits",
+)
+_CHOICES = {
+    "weights": ("float32", "int8"),
+    "granularity": ("channel", "tensor"),
+    "rounding": ("nearest", "calibrated"),
+}
 
 
 def load_recipe(name_or_path: str | Path) -> Recipe:
@@ -218,6 +270,7 @@ def parse_recipe(values: Mapping[str, Any], where: str, default_name: str) -> Re
     shapes = _section(ExportShapes, values.get("export", {}), "export", problems)
     graph = _section(GraphOptions, values.get("graph", {}), "graph", problems)
     limits = _section(Limits, values.get("limits", {}), "limits", problems)
+    calibration = _section(Calibration, values.get("calibration", {}), "calibration", problems)
     rewrites = values.get("rewrites", [])
     if not (isinstance(rewrites, list) and all(isinstance(name, str) for name in rewrites)):
         problems.append(f"rewrites is {rewrites!r}, expected a list of names")
@@ -226,7 +279,7 @@ def parse_recipe(values: Mapping[str, Any], where: str, default_name: str) -> Re
         rule = _section(QuantizationRule, entry, f"quantization[{index}]", problems)
         if rule is not None:
             rules.append(rule)
-    for part in (shapes, limits):
+    for part in (shapes, calibration, limits):
         problems.extend(part.problems() if part is not None else ())
     for key in ("name", "description"):
         if not isinstance(values.get(key, ""), str):
@@ -238,6 +291,7 @@ def parse_recipe(values: Mapping[str, Any], where: str, default_name: str) -> Re
         export=cast(ExportShapes, shapes),
         graph=cast(GraphOptions, graph),
         rewrites=tuple(rewrites),
+        calibration=cast(Calibration, calibration),
         quantization=tuple(rules),
         limits=cast(Limits, limits),
     )

@@ -8,6 +8,7 @@ import numpy as np
 
 from hermes.checkpoint.source import LazyTensor
 from hermes.parameters import FINAL_NORM, HEAD
+from hermes.rewrite.inputs import Inputs
 from hermes.rewrite.model import Numbers, RewritableModel, by_rows, numbers
 
 NAME = "fold_norm_gains"
@@ -32,17 +33,25 @@ def fold_norm_gains(model: RewritableModel) -> RewritableModel:
     model.refuse_again(NAME)
     model = model.untied()
     changed: dict[str, LazyTensor] = {}
+    inputs: dict[str, Inputs] = {}
     for layer in range(model.config.num_layers):
         for norm, readers in READERS.items():
             gain = model.weights[f"layers.{layer}.{norm}"]
             for reader in readers:
                 name = f"layers.{layer}.{reader}"
                 changed[name] = _scaled(model, name, gain)
+                inputs.update(_bare(model, name, f"layers.{layer}.{norm}"))
             changed[f"layers.{layer}.{norm}"] = _ones(gain, f"layers.{layer}.{norm}")
     gain = model.weights[FINAL_NORM]
     changed[FINAL_NORM] = _ones(gain, FINAL_NORM)
     changed[HEAD] = _scaled(model, HEAD, gain)
-    return model.changed(NAME, changed)
+    inputs.update(_bare(model, HEAD, FINAL_NORM))
+    return model.changed(NAME, changed, inputs=inputs)
+
+
+def _bare(model: RewritableModel, reader: str, norm: str) -> dict[str, Inputs]:
+    """The reader now sees what the gain saw."""
+    return {reader: model.inputs[norm]} if norm in model.inputs else {}
 
 
 def _scaled(model: RewritableModel, name: str, gain: LazyTensor) -> LazyTensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 from hermes.errors import UsageError
 from hermes.parameters import EMBEDDING, HEAD
+from hermes.rewrite.inputs import Inputs, record_inputs
 
 DType = Literal["float32", "float64"]
 Numbers = NDArray[np.floating]
@@ -33,6 +34,8 @@ class RewritableModel:
         done: names of the rewrites so far, in order.
         notes: what they cost, for the report.
         dtype: of the arithmetic and of the rewritten tensors.
+        calibration: token sequences that some rewrites and roundings look at.
+        inputs: what these tokens put into every matrix; empty without calibration.
     """
 
     config: HermesConfig
@@ -40,14 +43,21 @@ class RewritableModel:
     done: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     dtype: DType = "float32"
+    calibration: tuple[tuple[int, ...], ...] = ()
+    inputs: Mapping[str, Inputs] = field(default_factory=dict)
 
     def changed(
-        self, rewrite: str, tensors: Mapping[str, LazyTensor], note: str = ""
+        self,
+        rewrite: str,
+        tensors: Mapping[str, LazyTensor],
+        note: str = "",
+        inputs: Mapping[str, Inputs] | None = None,
     ) -> RewritableModel:
-        """The model with some tensors replaced."""
+        """The model with some tensors replaced, and with them the inputs of some matrices."""
         return replace(
             self,
             weights={**self.weights, **tensors},
+            inputs={**self.inputs, **(inputs or {})},
             done=(*self.done, rewrite),
             notes=(*self.notes, note) if note else self.notes,
         )
@@ -60,6 +70,25 @@ class RewritableModel:
                 expected=f"{rewrite} first: {before} is exact only then",
                 todo="order the recipe's rewrites",
             )
+
+    def refuse_after(self, rewrite: str, earlier: str) -> None:
+        """Refuse an order in which the later rewrite no longer finds what it changes."""
+        if earlier in self.done:
+            raise UsageError(
+                f"rewrite {rewrite} after {earlier}",
+                expected=f"{rewrite} first: {earlier} mixes the channels it looks at",
+                todo="order the recipe's rewrites",
+            )
+
+    def inputs_of(self, rewrite: str, matrix: str) -> Inputs:
+        """The calibration tokens' inputs of a matrix, or a refusal where there are none."""
+        if matrix not in self.inputs:
+            raise UsageError(
+                f"rewrite {rewrite} without calibration",
+                expected="tokens to look at",
+                todo="give the recipe a [calibration] table",
+            )
+        return self.inputs[matrix]
 
     def refuse_again(self, rewrite: str) -> None:
         """Refuse to do a rewrite twice."""
@@ -89,6 +118,20 @@ def by_rows(
 
     def read(start: int, stop: int) -> Numbers:
         return change(numbers(tensor, dtype, start, stop))
+
+    return tensor.derived(read, dtype=dtype)
+
+
+def by_row_factors(
+    tensor: LazyTensor, factors: Callable[[], Numbers], dtype: DType = "float32"
+) -> LazyTensor:
+    """A matrix or vector whose row r is multiplied by `factors()[r]`."""
+
+    def read(start: int, stop: int) -> Numbers:
+        rows = numbers(tensor, dtype, start, stop)
+        scale = factors()[start:stop].astype(dtype)
+        scaled: Numbers = rows * scale.reshape(-1, *[1] * (rows.ndim - 1))
+        return scaled
 
     return tensor.derived(read, dtype=dtype)
 
@@ -139,20 +182,35 @@ def rewrite_model(
     weights: Mapping[str, LazyTensor],
     names: tuple[str, ...],
     dtype: DType = "float32",
+    calibration: tuple[tuple[int, ...], ...] = (),
 ) -> RewritableModel:
-    """Apply the named rewrites in order, computing in `dtype`.
+    """Apply the named rewrites in order.
+
+    Args:
+        config: the model.
+        weights: Hermes parameter name -> tensor.
+        names: rewrites.
+        dtype: of the arithmetic.
+        calibration: token sequences whose activations some rewrites and roundings look at.
 
     Raises:
         UsageError: an unknown name or an order in which a rewrite is not exact.
     """
+    from hermes.rewrite.balance import balance_pairs
     from hermes.rewrite.fold import fold_norm_gains
+    from hermes.rewrite.mix import mix_down_input
     from hermes.rewrite.rotate import rotate_residual
+    from hermes.rewrite.scale import fold_attention_scale
 
     known: dict[str, Callable[[RewritableModel], RewritableModel]] = {
         "fold_norm_gains": fold_norm_gains,
+        "fold_attention_scale": fold_attention_scale,
         "rotate_residual": rotate_residual,
+        "balance_pairs": balance_pairs,
+        "mix_down_input": mix_down_input,
     }
-    model = RewritableModel(config, weights, dtype=dtype)
+    inputs = record_inputs(config, weights, calibration) if calibration else {}
+    model = RewritableModel(config, weights, dtype=dtype, calibration=calibration, inputs=inputs)
     for name in names:
         if name not in known:
             raise UsageError(

@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hermes.checkpoint.source import LazyTensor
+from hermes.hadamard import hadamard
 from hermes.parameters import EMBEDDING, HEAD
 from hermes.rewrite import fold
+from hermes.rewrite.inputs import Inputs
 from hermes.rewrite.model import BLOCK_VALUES, Numbers, RewritableModel, by_columns, by_rows
 
 NAME = "rotate_residual"
 SEED = 20241
+_READERS = tuple(reader for readers in fold.READERS.values() for reader in readers)
 _WRITERS = ("self_attn.o_proj", "mlp.down_proj")
 _DENSE_WIDTH = 64
 """Smallest dense factor: a matrix product of this size runs at the processor's full speed."""
@@ -48,7 +52,7 @@ class Rotation:
         odd = width // power
         within = min(power, 1 << max(0, math.ceil(math.log2(_DENSE_WIDTH / odd))))
         self._outer = power // within
-        self._dense: Numbers = _hadamard(within)
+        self._dense: Numbers = hadamard(within)
         if odd > 1:
             self._dense = np.kron(self._dense, _random_orthogonal(odd, generator))
         # The Hadamard matrix's norm goes with the signs.
@@ -101,14 +105,20 @@ def rotate_residual(model: RewritableModel, seed: int = SEED) -> RewritableModel
         changed[name] = by_rows(model.weights[name], rows, model.dtype)
     for layer in range(model.config.num_layers):
         prefix = f"layers.{layer}."
-        for reader in (name for names in fold.READERS.values() for name in names):
+        for reader in _READERS:
             changed[prefix + reader] = by_rows(model.weights[prefix + reader], rows, model.dtype)
         for writer in _WRITERS:
             weight, bias = f"{prefix}{writer}.weight", f"{prefix}{writer}.bias"
             for name in (weight, bias):
                 if name in model.weights:
                     changed[name] = by_columns(model.weights[name], columns, model.dtype)
-    return model.changed(NAME, changed)
+    readers = [name for name in model.inputs if name == HEAD or name.endswith(_READERS)]
+    inputs = {name: _rotated(model.inputs[name], made) for name in readers}
+    return model.changed(NAME, changed, inputs=inputs)
+
+
+def _rotated(inputs: Inputs, made: Callable[[], Rotation]) -> Inputs:
+    return functools.cache(lambda: made().rows(inputs()))
 
 
 def _hadamard_sums(values: Numbers, spare: Numbers) -> Numbers:
@@ -122,14 +132,6 @@ def _hadamard_sums(values: Numbers, spare: Numbers) -> Numbers:
         values, spare = spare, values
         height *= 2
     return values
-
-
-def _hadamard(size: int) -> NDArray[np.float64]:
-    """Sylvester's orthogonal Hadamard matrix."""
-    matrix = np.ones((1, 1))
-    while len(matrix) < size:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return matrix / math.sqrt(size)
 
 
 def _random_orthogonal(size: int, generator: np.random.Generator) -> NDArray[np.float64]:

@@ -1,0 +1,113 @@
+"""The float forms of a model that a ladder compares with: whole, or layer by layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hermes.checkpoint.source import LazyTensor
+from hermes.config import HermesConfig
+from hermes.parameters import parameter_shapes
+from hermes.rewrite import RewritableModel
+from hermes.rewrite.twin import follow_graph
+from hermes.runners.interface import Scorer
+from hermes.runners.layerwise import LayerwiseScorer
+from hermes.runners.reference import ReferenceRunner
+
+if TYPE_CHECKING:
+    from hermes.model import HermesForCausalLM
+
+
+@dataclass(frozen=True)
+class FloatModels:
+    """The oracle and its rewritten twin.
+
+    Attributes:
+        reference: the oracle.
+        rewritten: with rewritten weights; None if nothing was rewritten.
+        module: the model that is exported, whole in memory; None if it is too big for that.
+        reason: why it is too big, empty if it is not.
+    """
+
+    reference: Scorer
+    rewritten: Scorer | None
+    module: HermesForCausalLM | None
+    reason: str = ""
+
+
+def open_float_models(
+    original: RewritableModel,
+    rewritten: RewritableModel,
+    prefill_lengths: tuple[int, ...],
+    memory: int | None = None,
+) -> FloatModels:
+    """Hold the float models in memory if they fit, else read them layer by layer.
+
+    Args:
+        original: the model as mapped.
+        rewritten: after the recipe's rewrites, which may be none.
+        prefill_lengths: of the exported form.
+        memory: bytes that may be used; what is free if None.
+    """
+    free = available_memory() if memory is None else memory
+    reason = too_big_for_float(rewritten.config, free)
+    if reason:
+        oracle = LayerwiseScorer(original.config, original.weights)
+        twin = None
+        if rewritten.done:
+            twin = LayerwiseScorer(
+                rewritten.config,
+                rewritten.weights,
+                lambda layer: follow_graph(layer, rewritten),
+            )
+        return FloatModels(oracle, twin, None, reason)
+    model = reference_model(original.config, original.weights)
+    reference = ReferenceRunner(model, prefill_lengths)
+    if not rewritten.done:
+        return FloatModels(reference, None, model)
+    built = reference_model(rewritten.config, rewritten.weights)
+    for layer in built.layers:
+        follow_graph(layer, rewritten)
+    return FloatModels(reference, ReferenceRunner(built, prefill_lengths), built)
+
+
+def available_memory() -> int:
+    """Bytes that can be used without swapping."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def too_big_for_float(config: HermesConfig, available: int) -> str:
+    """Why the rungs that hold a whole float model cannot run; empty if they can.
+
+    The reference, its rewritten twin and the exportable module's fused copy are in memory together.
+    """
+    count = sum(math.prod(shape) for shape in parameter_shapes(config).values())
+    needed = 3 * 4 * count
+    if needed <= available:
+        return ""
+    return (
+        f"{count / 1e9:.2f} billion parameters need {needed / 1e9:.1f} GB in float32, "
+        f"{available / 1e9:.1f} GB are free"
+    )
+
+
+def reference_model(config: HermesConfig, weights: Mapping[str, LazyTensor]) -> HermesForCausalLM:
+    """The reference with these weights in float32, loaded strictly."""
+    import torch
+
+    from hermes.model import build_model, build_rope_tables
+    from hermes.parameters import EMBEDDING, HEAD
+
+    state = {name: tensor.read().float() for name, tensor in weights.items()}
+    if config.tie_embeddings:
+        state[HEAD] = state[EMBEDDING]
+    with torch.device("meta"):
+        model = build_model(config)
+    model.load_state_dict(state, strict=True, assign=True)
+    # The only tensors that are computed and not loaded.
+    model.rope_cos, model.rope_sin = build_rope_tables(config, config.max_seq_len)
+    return model.eval()

@@ -1,0 +1,86 @@
+"""Round a matrix so that its errors cancel on the inputs that it will see.
+
+Columns are rounded one after the other, and what a column's rounding does to the outputs of a few
+calibration tokens is made good by the columns after it: GPTQ (Frantar et al. 2023), which minimises
+|(W - Q) X^T|^2 + damping |W - Q|^2 greedily. GPTQ factorises a columns x columns matrix; with a few
+dozen tokens the same numbers follow from tokens x tokens matrices (Woodbury), so it costs little
+more than reading the weights, at any width.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+DAMPING = 0.1
+"""Weight of the errors off the calibration tokens, relative to the tokens' mean energy."""
+BLOCK = 16
+"""Columns between two updates of the outputs; within a block corrections go column by column."""
+LARGEST = 127
+
+Floats = NDArray[np.float32]
+
+
+class ErrorFeedback:
+    """What each column must make good, for one set of calibration inputs.
+
+    Args:
+        inputs: [T, C], what the matrix is multiplied by.
+        damping: see `DAMPING`.
+    """
+
+    def __init__(self, inputs: Floats, damping: float = DAMPING) -> None:
+        self.columns = inputs.shape[1]
+        self._tokens: Floats = np.ascontiguousarray(inputs.T)  # [C, T]
+        self._gains: Floats = _gains(inputs.astype(np.float64), damping)  # [C, T]
+
+    def round(self, rows: Floats, scales: Floats) -> NDArray[np.int8]:
+        """[R, C] rows and their scales [R] give int8 [R, C]."""
+        weights = np.ascontiguousarray((rows / scales[:, None]).T)  # in units of the scale
+        rounded = np.empty(weights.shape, dtype=np.int8)
+        outputs = np.zeros((self._tokens.shape[1], len(rows)), dtype=np.float32)
+        for start in range(0, self.columns, BLOCK):
+            block = slice(start, start + BLOCK)
+            tokens, gains = self._tokens[block], self._gains[block]
+            wanted = weights[block] + gains @ outputs
+            errors = self._round_block(weights[block], wanted, gains @ tokens.T, rounded[block])
+            outputs += tokens.T @ errors
+        return np.ascontiguousarray(rounded.T)
+
+    @staticmethod
+    def _round_block(
+        weights: Floats, wanted: Floats, gains: Floats, rounded: NDArray[np.int8]
+    ) -> Floats:
+        """Fill `rounded`; errors [B, R] of the block's columns."""
+        errors = np.empty_like(weights)
+        for column in range(len(weights)):
+            value = wanted[column]
+            if column:
+                value += gains[column, :column] @ errors[:column]
+            np.rint(value, out=value)
+            np.clip(value, -LARGEST, LARGEST, out=value)
+            rounded[column] = value
+            np.subtract(weights[column], value, out=errors[column])
+        return errors
+
+
+def _gains(inputs: NDArray[np.float64], damping: float) -> Floats:
+    """[C, T]: the correction of column i is gains[i] times the outputs' errors so far.
+
+    With x the column's inputs, F the columns after it and M = (1 + X_F X_F^T / d)^-1, it is
+    M x / (d + x^T M x): the best error of this column if those after it are free.
+    """
+    tokens, columns = inputs.shape
+    energy = damping * float(np.square(inputs).sum(axis=0).mean())
+    gains = np.zeros((columns, tokens), dtype=np.float32)
+    if energy <= 0:
+        return gains
+    inverse = np.linalg.inv(np.eye(tokens) + inputs @ inputs.T / energy)
+    for column in range(columns):
+        x = inputs[:, column]
+        # This column leaves the free ones (Sherman and Morrison).
+        reached = inverse @ x
+        inverse += np.outer(reached, reached / (energy - x @ reached))
+        reached = inverse @ x
+        gains[column] = reached / (energy + x @ reached)
+    return gains

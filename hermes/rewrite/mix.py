@@ -1,0 +1,53 @@
+"""Mix the inputs of the down projection, so that no channel of the feed-forward stands out.
+
+The product of gate and up has outliers of its own, a thousand times its usual size in a few
+channels of a few tokens, and an int8 activation scale is shared by all channels of a token. A
+nonlinearity lies before it, so unlike the residual stream it cannot be rotated for nothing: the
+exported graph multiplies blocks of it by a small Hadamard matrix at run time, and the down
+projection absorbs the inverse (the online transform of QuaRot, Ashkboos et al. 2024, in blocks).
+"""
+
+from __future__ import annotations
+
+import functools
+
+from hermes.checkpoint.source import LazyTensor
+from hermes.hadamard import hadamard, mixing_block
+from hermes.rewrite.inputs import Inputs, Rows
+from hermes.rewrite.model import Numbers, RewritableModel, by_rows
+
+NAME = "mix_down_input"
+
+
+def mix_down_input(model: RewritableModel) -> RewritableModel:
+    """W x = (W M)(M x) for every down projection, M symmetric, orthogonal and block diagonal.
+
+    The rewritten weights compute the same function only where the graph multiplies the down
+    projection's input by M; `GraphOptions.mix_down_input` says so.
+    """
+    model.refuse_again(NAME)
+    block = mixing_block(model.config)
+    matrix = functools.cache(lambda: hadamard(block).astype(model.dtype))
+
+    def mixed(rows: Numbers) -> Numbers:
+        result: Numbers = (rows.reshape(-1, block) @ matrix()).reshape(rows.shape)
+        return result
+
+    changed: dict[str, LazyTensor] = {}
+    inputs: dict[str, Inputs] = {}
+    for layer in range(model.config.num_layers):
+        name = f"layers.{layer}.mlp.down_proj.weight"
+        changed[name] = by_rows(model.weights[name], mixed, model.dtype)
+        if name in model.inputs:
+            inputs[name] = _mixed(model.inputs[name], block)
+    note = f"the graph mixes the down projection's input in blocks of {block}"
+    return model.changed(NAME, changed, note, inputs)
+
+
+def _mixed(inputs: Inputs, block: int) -> Inputs:
+    def mixed() -> Rows:
+        rows = inputs()
+        matrix = hadamard(block).astype(rows.dtype)
+        return (rows.reshape(-1, block) @ matrix).reshape(rows.shape)
+
+    return functools.cache(mixed)
