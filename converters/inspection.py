@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import struct
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,17 +54,27 @@ def inspect_bundle(path: Path) -> dict[str, Any]:
 
 
 def _inspect_model(bundle: Bundle, section: Section) -> dict[str, Any]:
-    with bundle.path.open("rb") as file:
-        # Mapped whole: an mmap offset would have to be page aligned.
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    try:
-        data = memoryview(mapped)[section.offset : section.offset + section.size]
-        model = schema.Model.GetRootAs(data, 0)
+    with mapped_model(bundle, section) as model:
         signatures = [
             _signature(model, model.SignatureDefs(index))
             for index in range(model.SignatureDefsLength())
         ]
         return {"signatures": signatures, "constants": _constants(model)}
+
+
+@contextmanager
+def mapped_model(bundle: Bundle, section: Section) -> Iterator[Any]:
+    """The flatbuffer's `schema.Model`, mapped from the bundle; nothing of it may be kept.
+
+    Raises:
+        BadInputError: what is read inside the block turns out to be damaged.
+    """
+    with bundle.path.open("rb") as file:
+        # Mapped whole: an mmap offset would have to be page aligned.
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        data = memoryview(mapped)[section.offset : section.offset + section.size]
+        yield schema.Model.GetRootAs(data, 0)
     except (struct.error, LookupError, TypeError, AttributeError, ValueError) as error:
         raise BadInputError(f"{bundle.path}: damaged model section: {error}") from error
 
@@ -70,7 +82,7 @@ def _inspect_model(bundle: Bundle, section: Section) -> dict[str, Any]:
 def _signature(model: Any, signature: Any) -> dict[str, Any]:
     graph = model.Subgraphs(signature.SubgraphIndex())
     names = Counter(
-        _operator_name(model.OperatorCodes(graph.Operators(index).OpcodeIndex()))
+        operator_name_of(model.OperatorCodes(graph.Operators(index).OpcodeIndex()))
         for index in range(graph.OperatorsLength())
     )
     return {
@@ -85,7 +97,8 @@ def _signature(model: Any, signature: Any) -> dict[str, Any]:
     }
 
 
-def _operator_name(code: Any) -> str:
+def operator_name_of(code: Any) -> str:
+    """The builtin operator's name of a mapped operator code."""
     number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
     return OPERATOR_NAMES.get(number, str(number))
 
@@ -107,7 +120,7 @@ def _constants(model: Any) -> dict[str, dict[str, int]]:
         graph = model.Subgraphs(position)
         for index in range(graph.TensorsLength()):
             tensor = graph.Tensors(index)
-            size = _stored_bytes(model.Buffers(tensor.Buffer()))
+            size = stored_bytes(model.Buffers(tensor.Buffer()))
             if not size or tensor.Buffer() in seen:
                 continue
             seen.add(tensor.Buffer())
@@ -117,7 +130,8 @@ def _constants(model: Any) -> dict[str, dict[str, int]]:
     return groups
 
 
-def _stored_bytes(buffer: Any) -> int:
+def stored_bytes(buffer: Any) -> int:
+    """Size of a mapped buffer's constant, 0 for computed tensors."""
     # Big constants lie behind the flatbuffer: offset and size instead of data.
     return int(buffer.Size()) if buffer.Offset() > 1 else int(buffer.DataLength())
 

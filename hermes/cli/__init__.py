@@ -10,11 +10,20 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from hermes.cli import bundle_tools, conversion, device, exchange
+from hermes.cli import bundle_tools, conversion, device, exchange, measure
 from hermes.cli.application import app, given
 from hermes.errors import HermesError, UsageError
 
-__all__ = ["app", "bundle_tools", "conversion", "device", "exchange", "main", "run_command"]
+__all__ = [
+    "app",
+    "bundle_tools",
+    "conversion",
+    "device",
+    "exchange",
+    "main",
+    "measure",
+    "run_command",
+]
 INTERRUPTED = 130
 
 
