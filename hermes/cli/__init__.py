@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from hermes.cli import bundle_tools, conversion, device, exchange, measure
+from hermes.cli import bundle_tools, conversion, device, exchange, measure, quality
 from hermes.cli.application import app, given
 from hermes.errors import HermesError, UsageError
 
@@ -22,6 +22,7 @@ __all__ = [
     "exchange",
     "main",
     "measure",
+    "quality",
     "run_command",
 ]
 INTERRUPTED = 130
