@@ -11,6 +11,8 @@ from typing import Any
 import flatbuffers
 from ai_edge_litert import schema_py_generated as schema
 
+from converters.packing import UnknownFieldError, pack_quickly
+
 OPERATOR_NAMES: dict[int, str] = {
     value: name for name, value in vars(schema.BuiltinOperator).items() if isinstance(value, int)
 }
@@ -24,6 +26,14 @@ def read_model(path: Path) -> Any:
 
 def pack_model(model: Any) -> bytes:
     """Serialise a ModelT."""
+    try:
+        return pack_quickly(model, FILE_IDENTIFIER)
+    except UnknownFieldError:
+        return pack_officially(model)
+
+
+def pack_officially(model: Any) -> bytes:
+    """Serialise a ModelT with its generated classes."""
     builder = flatbuffers.Builder(1 << 20)
     builder.Finish(model.Pack(builder), FILE_IDENTIFIER)
     return bytes(builder.Output())

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from converters.kept import fetch
 from converters.kept import keep as write_kept
@@ -26,14 +27,20 @@ TRACE_TIMEOUT = 3600.0
 _PACKAGES = ("torch", "litert-torch", "litert-converter", "ai-edge-litert")
 _SOURCES = (
     "hermes/exportable.py",
+    "hermes/hadamard.py",
     "hermes/parameters.py",
+    "hermes/rotary.py",
     "hermes/signatures.py",
+    "converters/direct.py",
     "converters/flatbuffer.py",
     "converters/graph.py",
     "converters/layer_block.py",
     "converters/lengths.py",
     "converters/lowerings.py",
+    "converters/packing.py",
     "converters/skeleton.py",
+    "converters/stablehlo.py",
+    "converters/stablehlo_rules.py",
     "converters/stamp.py",
 )
 _NOT_IN_THE_GRAPH = ("max_seq_len", "pad_token_id", "bos_token_id", "eos_token_id")
@@ -47,7 +54,8 @@ class Graph:
         path: the .tflite file.
         made: `kept`, `stamped` or `traced`.
         reason: why it was not stamped, if it was traced in full.
-        lengths: why every prefill length was traced, if none was derived from others.
+        tracer: why torch.export traced it, if it did; see `converters.direct`.
+        lengths: why torch.export traced every prefill length, if it derived none from others.
         seconds: spent on it.
         peak_memory: of the tracing process, bytes; 0 for a kept graph.
     """
@@ -55,6 +63,7 @@ class Graph:
     path: Path
     made: str
     reason: str = ""
+    tracer: str = ""
     lengths: str = ""
     seconds: float = 0.0
     peak_memory: int = 0
@@ -100,34 +109,70 @@ def obtain_graph(
     )
     if keep:
         write_kept(kept, target.read_bytes())
-    reason, lengths = run.value
-    made = "traced" if reason else "stamped"
-    return Graph(target, made, reason, lengths, run.seconds, run.peak_memory)
+    reasons: Reasons = run.value
+    made = "traced" if reasons.full else "stamped"
+    return Graph(
+        target,
+        made,
+        reasons.full,
+        reasons.tracer,
+        reasons.lengths,
+        run.seconds,
+        run.peak_memory,
+    )
+
+
+class Reasons(NamedTuple):
+    """Why a slower way was taken, or ''.
+
+    Attributes:
+        full: all layers were traced.
+        tracer: torch.export traced them.
+        lengths: it traced every prefill length.
+    """
+
+    full: str = ""
+    tracer: str = ""
+    lengths: str = ""
 
 
 def make_graph(
     config: HermesConfig, shapes: ExportShapes, options: GraphOptions, target: Path
-) -> tuple[str, str]:
-    """Write the graph; says why it was not stamped, and why lengths were not derived, or ''."""
+) -> Reasons:
+    """Write the graph, the quick way where it is proven."""
     from converters.stamp import TRACED_LAYERS, StampRefusedError, refusal, stamp_layers
 
     reason = refusal(config)
     if reason is None:
         few = replace(config, num_layers=TRACED_LAYERS)
         short = target.with_name("layers.tflite")
-        lengths = _trace(few, shapes, options, short)
+        traced = _trace(few, shapes, options, short)
         try:
-            stamp_layers(short, few, config, shapes, options, target)
-            return "", lengths
+            with _without_collection():
+                stamp_layers(short, few, config, shapes, options, target)
+            return traced
         except StampRefusedError as error:
             reason = str(error)
         finally:
             short.unlink(missing_ok=True)
-    return reason, _trace(config, shapes, options, target)
+    return _trace(config, shapes, options, target)._replace(full=reason)
 
 
-def _trace(config: HermesConfig, shapes: ExportShapes, options: GraphOptions, target: Path) -> str:
-    """Trace as few lengths as prove the others; says why all were traced, or ''."""
+def _trace(
+    config: HermesConfig, shapes: ExportShapes, options: GraphOptions, target: Path
+) -> Reasons:
+    from converters.direct import record_skeleton
+    from converters.stablehlo import NoRuleError
+
+    try:
+        record_skeleton(config, shapes, options, target)
+        return Reasons()
+    except NoRuleError as error:
+        return Reasons(tracer=str(error), lengths=_export(config, shapes, options, target))
+
+
+def _export(config: HermesConfig, shapes: ExportShapes, options: GraphOptions, target: Path) -> str:
+    """torch.export of as few lengths as prove the others; says why all were traced, or ''."""
     from converters.lengths import LengthsRefusedError, derive_lengths, shapes_to_trace
     from converters.skeleton import trace_skeleton
 

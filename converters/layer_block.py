@@ -96,6 +96,9 @@ class TracedGraph:
             for position, operator in enumerate(self.operators)
             for slot, tensor in enumerate(operator.outputs)
         }
+        # Every cut that is tried compares them, so they are described once.
+        self.options = [_options(operator) for operator in self.operators]
+        self.types = [_type(tensor) for tensor in self.graph.tensors]
         self.layered = dict(self._layered(biases))
         self.made_by_layers = self._made_by_layers()
 
@@ -131,12 +134,7 @@ class TracedGraph:
 
     def same_type(self, left: int, right: int) -> bool:
         """Equal shape, element type and quantization."""
-        one, two = self.graph.tensors[left], self.graph.tensors[right]
-        return (
-            list(one.shape) == list(two.shape)
-            and one.type == two.type
-            and plain(one.quantization) == plain(two.quantization)
-        )
+        return bool(self.types[left] == self.types[right])
 
     def find_block(self) -> LayerBlock:
         """The cut whose blocks are translates, with the fewest tensors crossing it.
@@ -190,7 +188,8 @@ def _prove(traced: TracedGraph, start: int, period: int) -> LayerBlock:
 
 def _prove_operator(traced: TracedGraph, block: LayerBlock, position: int) -> None:
     one, two = traced.operators[position], traced.operators[position + block.period]
-    if one.opcodeIndex != two.opcodeIndex or _options(one) != _options(two):
+    alike = traced.options[position] == traced.options[position + block.period]
+    if one.opcodeIndex != two.opcodeIndex or not alike:
         raise StampRefusedError(f"operators {position} and {position + block.period} differ")
     if len(one.inputs) != len(two.inputs) or len(one.outputs) != len(two.outputs):
         raise StampRefusedError(f"operator {position} has another number of operands")
@@ -232,6 +231,11 @@ def _prove_input(traced: TracedGraph, block: LayerBlock, left: int, right: int) 
         if two.operator < block.start:
             raise StampRefusedError(f"tensor {left} reaches across more than one layer")
         block.carried[left] = right
+
+
+def _type(tensor: Any) -> Any:
+    shape = [] if tensor.shape is None else [int(length) for length in tensor.shape]
+    return shape, tensor.type, plain(tensor.quantization)
 
 
 def _options(operator: Any) -> Any:

@@ -28,6 +28,8 @@ HEADER_LAYER_BYTES = 0.3 * MB
 READER_FACTOR = 2.5
 """Resident memory of LiteRT-LM over the bytes of its file: it keeps the mapped file and a packed
 copy (1.51 GB of weights took 3.6 GB, 3.63 GB took 9.4 GB)."""
+TOLERANCE = 0.25
+"""By how much a prediction of memory may be off; what may fit after all is never refused."""
 STAMPED_LAYERS = 4
 
 IMPORT_SECONDS = 4.0
@@ -146,7 +148,7 @@ def require_machine(cost: Cost, machine: Machine, fitting: Mapping[str, Cost]) -
 
 def _shortages(cost: Cost, machine: Machine) -> list[str]:
     found = []
-    if cost.peak_memory > machine.memory:
+    if cost.peak_memory > machine.memory * (1 + TOLERANCE):
         found.append(
             f"it needs about {cost.peak_memory / 1e9:.2f} GB of memory, "
             f"{machine.memory / 1e9:.2f} GB are free"

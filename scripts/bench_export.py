@@ -29,7 +29,9 @@ from hermes.checkpoint.directory import TOKENIZER_FILES
 from hermes.checkpoint.safetensors_write import write_safetensors
 from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
+from hermes.errors import HermesError
 from hermes.parameters import parameter_count, parameter_shapes
+from hermes.runners.litert_lm import LiteRtLmRunner
 
 if TYPE_CHECKING:
     import numpy as np
@@ -202,14 +204,38 @@ def compare(checkpoint: Path, official: Path | None, repeats: int, work: Path) -
     return [median(group) for group in runs.values()]
 
 
-def grow(names: Sequence[str], tokenizer: Path, work: Path) -> list[Measured]:
-    """Random checkpoints of growing size, each removed before the next."""
-    rows = []
+def grow(
+    names: Sequence[str], tokenizer: Path, work: Path, *, speak: bool
+) -> tuple[list[Measured], dict[str, dict[str, object]]]:
+    """Random checkpoints of growing size, each removed before the next; and what they said."""
+    rows: list[Measured] = []
+    spoken: dict[str, dict[str, object]] = {}
     for name in names:
         folder = write_random(work / "random", SHAPES[name], tokenizer)
         rows.append(hermes_export(f"random bf16 {name}", folder, work, cold=True))
         shutil.rmtree(folder)
-    return rows
+        if speak:
+            spoken[name] = generate(work / "hermes.litertlm")
+            print(json.dumps({name: spoken[name]}), file=sys.stderr, flush=True)
+    return rows, spoken
+
+
+def generate(bundle: Path) -> dict[str, object]:
+    """Load the bundle into LiteRT-LM and decode a few tokens; its death is a result too."""
+    started = time.monotonic()
+    try:
+        with LiteRtLmRunner(bundle, threads=2) as runtime:
+            loaded = time.monotonic() - started
+            answer = runtime.generate("The quick brown fox", 4)
+            return {
+                "load_seconds": round(loaded, 2),
+                "prompt_tokens": answer.prompt_tokens,
+                "text": answer.text,
+                "seconds": round(time.monotonic() - started, 2),
+                "peak_memory": runtime.peak_memory,
+            }
+    except HermesError as error:
+        return {"error": str(error)}
 
 
 def show(rows: Sequence[Measured]) -> None:
@@ -236,6 +262,9 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--repeats", type=int, default=3, help="paired runs of the comparison")
     parser.add_argument("--sizes", nargs="*", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument(
+        "--speak", action="store_true", help="decode a few tokens with each random bundle"
+    )
     parser.add_argument("--work", type=Path, help="folder for temporary files (20 GB for 3B)")
     parser.add_argument("--json", type=Path, help="file for all numbers")
     given = parser.parse_args()
@@ -246,9 +275,12 @@ def main() -> None:
             if given.repeats
             else []
         )
-        grown = grow(given.sizes, given.checkpoint, Path(folder))
+        grown, spoken = grow(given.sizes, given.checkpoint, Path(folder), speak=given.speak)
     show([*compared, *grown])
-    facts: dict[str, object] = {"rows": [asdict(row) for row in (*compared, *grown)]}
+    facts: dict[str, object] = {
+        "rows": [asdict(row) for row in (*compared, *grown)],
+        "spoken": spoken,
+    }
     if official is not None and compared:
         first = compared[0]
         facts["ratios"] = {

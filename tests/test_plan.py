@@ -64,7 +64,10 @@ def test_a_kept_graph_saves_time_and_memory() -> None:
 def test_what_does_not_fit_is_refused_with_a_way_out() -> None:
     large, small = cost(verify=True), cost()
     memory = (large.peak_memory + small.peak_memory) // 2
-    require_machine(large, Machine(large.peak_memory, 10**12), {})
+    # A prediction may be a quarter too high: what fits is not refused for that.
+    require_machine(large, Machine(int(large.peak_memory / 1.24), 10**12), {})
+    with pytest.raises(ResourceError):
+        require_machine(large, Machine(int(large.peak_memory / 1.26), 10**12), {})
     with pytest.raises(ResourceError) as refused:
         require_machine(large, Machine(memory, 10**12), {"--no-verify": small})
     assert refused.value.exit_code == 5

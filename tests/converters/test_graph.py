@@ -13,7 +13,8 @@ import pytest
 from tiny_llama import hermes_config, tiny_config
 
 import converters.graph
-from converters.graph import graph_folder, graph_key, make_graph, obtain_graph
+import converters.kept
+from converters.graph import Reasons, graph_folder, graph_key, make_graph, obtain_graph
 from hermes.config import HermesConfig, RopeScaling
 from hermes.errors import NativeToolError
 from hermes.recipe import ExportShapes, GraphOptions
@@ -97,7 +98,7 @@ def test_every_source_that_shapes_the_graph_is_in_the_key() -> None:
     Left out are modules of plain values (they are in the key themselves) and of errors.
     """
     values_only = {"hermes/config.py", "hermes/recipe.py", "hermes/errors.py", "hermes/__init__.py"}
-    todo, seen = ["converters/skeleton.py", "converters/stamp.py"], set()
+    todo, seen = ["converters/direct.py", "converters/skeleton.py", "converters/stamp.py"], set()
     while todo:
         name = todo.pop()
         if name in seen or name in values_only or name == "converters/__init__.py":
@@ -200,7 +201,7 @@ def test_a_converter_that_dies_is_reported(
 class Run:
     """What a child would have answered, without the seconds of a real trace."""
 
-    value, seconds, peak_memory = ("too few layers", ""), 1.5, 10**9
+    value, seconds, peak_memory = Reasons("too few layers"), 1.5, 10**9
 
 
 def write_graph(_: str, config: Any, shapes: Any, options: Any, target: Path, **__: Any) -> Run:
@@ -222,10 +223,10 @@ def test_a_cache_that_cannot_be_used_is_no_obstacle(
         (cache / f"{KEY}.tflite" / "occupied").touch()
     else:
 
-        def full(source: Path, target: Path) -> None:
+        def full(_: int) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(converters.graph.shutil, "copyfile", full)
+        monkeypatch.setattr(converters.kept.os, "fsync", full)
     work = work_folder(tmp_path, "work")
     graph = obtain_graph(CONFIG, SHAPES, OPTIONS, work)
     assert graph.made == "traced"
@@ -240,11 +241,39 @@ def test_a_kept_graph_that_cannot_be_read_is_made_again(
     monkeypatch.setattr(converters.graph, "measure_in_child", write_graph)
     obtain_graph(CONFIG, SHAPES, OPTIONS, work_folder(tmp_path, "one"))
 
-    def unreadable(source: Path, target: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(source))
+    opened = Path.open
+
+    def unreadable(path: Path, *arguments: Any, **named: Any) -> Any:
+        if path.parent == cache:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *arguments, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(converters.graph.shutil, "copyfile", unreadable)
+        patch.setattr(Path, "open", unreadable)
         graph = obtain_graph(CONFIG, SHAPES, OPTIONS, work_folder(tmp_path, "two"))
     assert graph.made == "traced"
     assert graph.path.read_bytes().startswith(b"graph of")
+
+
+@pytest.mark.parametrize("damage", ["cut", "a bit", "empty", "another's"])
+def test_a_kept_graph_that_was_damaged_is_made_again(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    monkeypatch.setattr(converters.graph, "measure_in_child", write_graph)
+    first = obtain_graph(CONFIG, SHAPES, OPTIONS, work_folder(tmp_path, "one"))
+    kept = cache / f"{KEY}.tflite"
+    data = bytearray(kept.read_bytes())
+    if damage == "cut":
+        kept.write_bytes(data[:-1])
+    elif damage == "a bit":
+        data[-3] ^= 4
+        kept.write_bytes(data)
+    else:
+        kept.write_bytes(b"" if damage == "empty" else first.path.read_bytes())
+    again = obtain_graph(CONFIG, SHAPES, OPTIONS, work_folder(tmp_path, "two"))
+    assert again.made == "traced"
+    assert again.path.read_bytes() == first.path.read_bytes()
+    monkeypatch.setattr(converters.graph, "measure_in_child", no_child)
+    third = obtain_graph(CONFIG, SHAPES, OPTIONS, work_folder(tmp_path, "three"))
+    assert third.made == "kept"
+    assert third.path.read_bytes() == first.path.read_bytes()

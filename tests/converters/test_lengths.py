@@ -19,6 +19,7 @@ from converters.flatbuffer import pack_model, read_model, signature_inputs
 from converters.graph import make_graph
 from converters.lengths import LengthsRefusedError, derive_lengths, shapes_to_trace
 from converters.skeleton import trace_skeleton
+from converters.stablehlo_rules import RULES
 from hermes.config import HermesConfig
 from hermes.recipe import ExportShapes, GraphOptions
 
@@ -227,8 +228,10 @@ def test_a_refusal_traces_every_length(
 
     planted = fused.edited(tmp_path / "planted.tflite", other_option)
     monkeypatch.setattr(converters.skeleton, "trace_skeleton", traced)
+    monkeypatch.delitem(RULES, "silu")
     target = tmp_path / "graph.tflite"
-    _, reason = make_graph(fused.config, SHAPES, GraphOptions(norm_gains=False), target)
+    reasons = make_graph(fused.config, SHAPES, GraphOptions(norm_gains=False), target)
     assert asked == [(2, 4), SHAPES.prefill]
-    assert "differ" in reason
+    assert "differ" in reasons.lengths
+    assert "silu" in reasons.tracer
     assert target.read_bytes() == fused.full.read_bytes()
