@@ -35,7 +35,7 @@ from hermes.deploy.card import BLANK_CARD, CARD_KEY, card_path, write_card
 from hermes.errors import UsageError, VerificationError
 from hermes.progress import OnProgress, Progress, silent
 from hermes.recipe import Recipe
-from hermes.report.check import Report
+from hermes.report.check import RUNG_NAMES, Report
 from hermes.report.comparison import UNVERIFIED
 from hermes.rewrite import RewritableModel
 from hermes.signatures import graph_weights
@@ -131,7 +131,7 @@ def convert(options: ConvertOptions, on_progress: OnProgress = silent) -> Report
         if options.verify:
             with stages.timed("verify"):
                 outcome = prove(
-                    source, rewritten, recipe, graph, part, work.path, options.proof, on_progress
+                    source, rewritten, recipe, part, work.path, options.proof, on_progress
                 )
             report = outcome.report
         report.facts.update(
@@ -181,8 +181,16 @@ class RedReportError(VerificationError):
             problems=[
                 f"rung {c.rung}: {c.name}: {c.value} (limit {c.limit}) {c.detail}" for c in red[:10]
             ],
-            todo="the lowest red rung is the cause; nothing was published",
+            todo=f"{_cause(report)}; nothing was published",
         )
+
+
+def _cause(report: Report) -> str:
+    """The last line of a red ladder."""
+    red = report.first_red
+    if red is None:
+        return "no check was made"
+    return f"look at rung {red.rung} ({RUNG_NAMES[red.rung]}): the lowest red one is the cause"
 
 
 def _build(

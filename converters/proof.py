@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from converters.bind import bind_weights
-from converters.bundle import extract_section, read_bundle
-from converters.graph import Graph
+from converters.bundle import Bundle, extract_section, read_bundle
+from converters.float_models import FloatModels, open_float_models
 from converters.inspection import read_signatures
-from converters.source import Source
+from converters.integrity import hash_file
+from converters.other_processor import Files, arm64_rung
+from converters.rebind import rebind_floats
+from converters.source import Source, read_text
 from hermes.assets import assets_folder
-from hermes.checkpoint.source import LazyTensor
-from hermes.config import HermesConfig
-from hermes.errors import BadInputError
-from hermes.parameters import parameter_shapes
+from hermes.errors import HermesError
 from hermes.progress import OnProgress, Progress, silent
-from hermes.recipe import QuantizationRule, Recipe
+from hermes.recipe import Recipe
+from hermes.report.check import Check
 from hermes.rewrite import RewritableModel
-from hermes.runners.flatbuffer import FlatbufferRunner
+from hermes.runners.choice import RuntimeChoice
+from hermes.runners.flatbuffer import LITERT, FlatbufferRunner, Interpreter
+from hermes.runners.interpreters import interpreter_for
+from hermes.runners.kept import Kept
 from hermes.runners.litert_lm import LiteRtLmRunner
-from hermes.runners.reference import ReferenceRunner
 from hermes.signatures import build_signatures
 from hermes.verify.golden import read_golden
-from hermes.verify.ladder import Climb, LadderInput, climb
+from hermes.verify.ladder import Climb, LadderInput, Repeated, climb
+from hermes.verify.limits import describe_limits
 from hermes.verify.prompt import check_prompt
+from hermes.verify.quantized import windows
 from hermes.verify.runtime import RuntimeData
 
 if TYPE_CHECKING:
-    from hermes.model import HermesForCausalLM
     from hermes.runners.exportable import ExportableRunner
 
 FIRST_MESSAGE = "Name the capital of Italy."
 NEW_TOKENS = 32
+FOREIGN = "another exporter made this bundle; rungs 5 to 7 judge it as a whole"
 
 
 @dataclass(frozen=True)
@@ -48,137 +50,175 @@ class ProofOptions:
         golden: the training code's own logits, or None.
         threads: of the native kernels.
         localise: compare the caches of the float stages over the whole context.
+        runtime: a second runtime that rungs are repeated with.
+        memory: bytes that float models may use; what is free if None.
     """
 
     text: Path | None = None
     golden: Path | None = None
     threads: int = 2
     localise: bool = False
+    runtime: RuntimeChoice = RuntimeChoice.LITERT
+    memory: int | None = None
 
 
 def prove(
     source: Source,
     rewritten: RewritableModel,
     recipe: Recipe,
-    graph: Graph,
     bundle: Path,
     work: Path,
     options: ProofOptions,
     on_progress: OnProgress = silent,
+    *,
+    ours: bool = True,
 ) -> Climb:
     """Compare each form of the model with the one before it.
 
     Args:
         source: the opened checkpoint, the ladder's foot.
-        rewritten: its weights after the recipe's rewrites.
+        rewritten: its weights after the rewrites that went into the bundle.
         recipe: limits and shapes of the bundle.
-        graph: the weightless graph, to bind the float form from.
         bundle: the finished file.
         work: folder for the unpacked and the float model.
         options: texts and threads.
         on_progress: told which rung is running.
+        ours: Hermes made the bundle; the graph of another exporter's file is not taken apart.
     """
-    config = rewritten.config
-    reason = too_big_for_float(config, available_memory())
-    model, built = (None, None) if reason else _float_models(source, rewritten)
+    interpreter = interpreter_for(options.runtime)
+    original = RewritableModel(source.mapped.config, source.mapped.weights)
+    on_progress(Progress("reading the float models"))
+    models = open_float_models(original, rewritten, recipe.export.prefill, options.memory)
     opened = read_bundle(bundle)
-    unpacked, floating = work / "unpacked.tflite", work / "float32.tflite"
+    unpacked = work / "unpacked.tflite"
     extract_section(opened, opened.section("TFLiteModel"), unpacked)
-    if not reason:
-        on_progress(Progress("binding the float form"))
-        plain = replace(recipe, quantization=(QuantizationRule("*", "float32"),))
-        bind_weights(graph.path, config, plain, rewritten.weights, floating)
+    floating = None
+    if ours and models.module is not None:
+        on_progress(Progress("writing the float form"))
+        floating = work / "float32.tflite"
+        state = models.module.state_dict()
+        rebind_floats(unpacked, rewritten.config, recipe.graph, state, floating)
+    opener = _Opener(options.threads)
+    with (
+        Kept(lambda: LiteRtLmRunner(bundle, threads=options.threads)) as runtime,
+        Kept(lambda: opener.flatbuffer(unpacked)) as flatbuffer,
+    ):
+        given = _float_rungs(source, rewritten, recipe, models, floating, opened, options, opener)
+        given = replace(
+            given,
+            flatbuffer=flatbuffer.open,
+            repeated=_repeated(interpreter, floating, unpacked, opener),
+            runtime=runtime.open,
+            runtime_data=_runtime_data(source),
+            tokenizer_rung=lambda: _check_prompt(runtime, source, opened, recipe),
+            reasons=_reasons(models, ours),
+        )
+        if options.runtime is RuntimeChoice.ARM64:
+            files = Files(bundle, runtime.open, unpacked, flatbuffer.open, floating)
+            data = _runtime_data(source)
+            device = arm64_rung(files, recipe, given.text_ids, data, options.threads)
+            given = replace(given, device=device)
+        if models.module is not None:
+            _begin_scoring(flatbuffer, given, ours)
+        outcome = climb(given, lambda rung, name: on_progress(Progress(f"rung {rung}: {name}")))
+    text = text_file(options.text)
+    outcome.report.facts.update(
+        text={"file": text.name, "sha256": hash_file(text), "tokens": len(given.text_ids)},
+        limits=describe_limits(recipe.export.context, recipe.export.prefill),
+    )
+    return outcome
 
-    def exportable(form: HermesForCausalLM) -> ExportableRunner:
+
+@dataclass(frozen=True)
+class _Opener:
+    """Opens files with the threads of the run."""
+
+    threads: int
+
+    def flatbuffer(self, path: Path, interpreter: Interpreter = LITERT) -> FlatbufferRunner:
+        return FlatbufferRunner(path, threads=self.threads, interpreter=interpreter)
+
+
+def _float_rungs(
+    source: Source,
+    rewritten: RewritableModel,
+    recipe: Recipe,
+    models: FloatModels,
+    floating: Path | None,
+    opened: Bundle,
+    options: ProofOptions,
+    opener: _Opener,
+) -> LadderInput:
+    """Inputs of rungs 0 to 4."""
+    shapes, config, module = recipe.export, rewritten.config, models.module
+
+    def exportable() -> ExportableRunner:
         from hermes.runners.exportable import ExportableRunner
 
-        return ExportableRunner(config, recipe.export, recipe.graph, form.state_dict())
+        state = {} if module is None else module.state_dict()
+        return ExportableRunner(config, shapes, recipe.graph, state)
 
-    def runtime() -> LiteRtLmRunner:
-        return LiteRtLmRunner(bundle, threads=options.threads)
+    def float_flatbuffer() -> AbstractContextManager[FlatbufferRunner]:
+        return opener.flatbuffer(floating or Path())
 
-    given = LadderInput(
+    return LadderInput(
         limits=recipe.limits,
-        text_ids=text_ids(
-            source, options.text, max(recipe.export.context, recipe.limits.positions)
-        ),
+        text_ids=text_ids(source, options.text, max(shapes.context, recipe.limits.positions)),
         mapped=source.mapped,
         source_keys=list(source.checkpoint.tensors),
         golden=None if options.golden is None else read_golden(options.golden),
-        reference=_scorer(model, recipe),
-        rewritten=_scorer(None if built is model else built, recipe),
-        exportable=None if built is None else partial(exportable, built),
-        float_flatbuffer=None if built is None else _opener(floating, options.threads),
-        signatures=build_signatures(config, recipe.export.context, recipe.export.prefill),
+        reference=models.reference,
+        rewritten=models.rewritten,
+        exportable=None if floating is None else exportable,
+        float_flatbuffer=None if floating is None else float_flatbuffer,
+        signatures=build_signatures(config, shapes.context, shapes.prefill),
         file_signatures=read_signatures(opened),
-        flatbuffer=_opener(unpacked, options.threads),
-        runtime=runtime,
-        runtime_data=_runtime_data(source),
-        tokenizer_rung=lambda: check_prompt(
-            runtime,
-            source.tokenizer,
-            source.contract,
-            source.suppressed,
-            opened.prompt,
-            recipe.export.context,
-        ),
         localise=options.localise,
-        reason=reason,
     )
-    return climb(given, lambda rung, name: on_progress(Progress(f"rung {rung}: {name}")))
 
 
-def _float_models(
-    source: Source, rewritten: RewritableModel
-) -> tuple[HermesForCausalLM, HermesForCausalLM]:
-    """The reference, and the same with rewritten weights; one model twice without rewrites."""
-    model = reference_model(source.mapped.config, source.mapped.weights)
-    if not rewritten.done:
-        return model, model
-    return model, reference_model(rewritten.config, rewritten.weights)
+def _repeated(
+    interpreter: Interpreter, floating: Path | None, unpacked: Path, opener: _Opener
+) -> Repeated | None:
+    """Rungs 4 and 5 once more in a second interpreter, if one was asked for."""
+    if interpreter is LITERT:
+        return None
+    return Repeated(
+        interpreter.name,
+        None if floating is None else lambda: opener.flatbuffer(floating, interpreter),
+        lambda: opener.flatbuffer(unpacked, interpreter),
+    )
 
 
-def _scorer(model: HermesForCausalLM | None, recipe: Recipe) -> ReferenceRunner | None:
-    return None if model is None else ReferenceRunner(model, recipe.export.prefill)
+def _begin_scoring(flatbuffer: Kept[FlatbufferRunner], given: LadderInput, ours: bool) -> None:
+    """Let the child step through the text of rung 5 while this process computes rungs 1 to 3.
 
-
-def _opener(path: Path, threads: int) -> Callable[[], FlatbufferRunner]:
-    return lambda: FlatbufferRunner(path, threads=threads)
-
-
-def available_memory() -> int:
-    """Bytes that can be used without swapping."""
-    import psutil
-
-    return int(psutil.virtual_memory().available)
-
-
-def too_big_for_float(config: HermesConfig, available: int) -> str:
-    """Why the rungs that hold a float model cannot run; empty if they can.
-
-    The reference, its rewritten twin and the exportable module's fused copy are in memory together.
+    The one waits for memory and the other for arithmetic. An error comes back in rung 5.
     """
-    count = sum(math.prod(shape) for shape in parameter_shapes(config).values())
-    needed = 3 * 4 * count
-    if needed <= available:
-        return ""
-    return (
-        f"{count / 1e9:.2f} billion parameters need {needed / 1e9:.1f} GB in float32, "
-        f"{available / 1e9:.1f} GB are free"
+    with suppress(HermesError), flatbuffer.open() as runner:
+        positions = given.limits.positions if ours else len(given.text_ids)
+        capacity = min(runner.capacity, given.reference.capacity if given.reference else 0)
+        runner.score_ahead(windows(given.text_ids, positions, capacity)[0])
+
+
+def _check_prompt(
+    runtime: Kept[LiteRtLmRunner], source: Source, opened: Bundle, recipe: Recipe
+) -> list[Check]:
+    return check_prompt(
+        runtime.open,
+        source.tokenizer,
+        source.contract,
+        source.suppressed,
+        opened.prompt,
+        recipe.export,
     )
 
 
-def reference_model(config: HermesConfig, weights: Mapping[str, LazyTensor]) -> HermesForCausalLM:
-    """The reference with these weights in float32, loaded strictly."""
-    from hermes.model import build_model
-    from hermes.parameters import EMBEDDING, HEAD
-
-    state = {name: tensor.read().float() for name, tensor in weights.items()}
-    if config.tie_embeddings:
-        state[HEAD] = state[EMBEDDING]
-    model = build_model(config)
-    model.load_state_dict(state, strict=True)
-    return model.eval()
+def _reasons(models: FloatModels, ours: bool) -> dict[int, str]:
+    """Why a rung's input is missing."""
+    if not ours:
+        return dict.fromkeys((2, 3, 4), FOREIGN)
+    return dict.fromkeys((3, 4), models.reason) if models.reason else {}
 
 
 def text_ids(source: Source, path: Path | None, count: int) -> list[int]:
@@ -186,16 +226,14 @@ def text_ids(source: Source, path: Path | None, count: int) -> list[int]:
 
     A text that is too short is repeated.
     """
-    file = path or assets_folder() / "eval" / "english.txt"
-    try:
-        ids = source.tokenizer.encode(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"{file}: not readable as UTF-8 text: {error}") from error
-    if not ids:
-        raise BadInputError(f"{file}: an empty text", expected="some real text")
+    ids = read_text(text_file(path), source.tokenizer, count)
     start = source.contract.start_token_id
-    ids = ids * -(-count // len(ids))
     return [*([] if start is None else [start]), *ids][:count]
+
+
+def text_file(path: Path | None) -> Path:
+    """The text of the logit rungs: the given one, or the shipped one."""
+    return path or assets_folder() / "eval" / "english.txt"
 
 
 def _runtime_data(source: Source) -> RuntimeData:

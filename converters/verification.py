@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from converters.bundle import Bundle, read_bundle
-from converters.graph import obtain_graph
 from converters.inspection import read_signatures
 from converters.pipeline import RECIPE_KEY, describe_machine, describe_source
 from converters.proof import ProofOptions, prove
@@ -16,7 +15,9 @@ from hermes.errors import BadInputError, NativeToolError
 from hermes.progress import OnProgress, Progress, silent
 from hermes.recipe import ExportShapes, Recipe, load_recipe, recipe_names
 from hermes.report.check import Report
-from hermes.signatures import DECODE
+from hermes.rewrite import RewritableModel
+from hermes.runners.interpreters import interpreter_for
+from hermes.runners.roles import decode_roles, prefill_roles
 
 
 def verify_bundle(
@@ -28,6 +29,8 @@ def verify_bundle(
 ) -> tuple[Report, NativeToolError | None]:
     """Climb the ladder with a bundle that may come from anywhere.
 
+    What another exporter has made is judged by what it does: its graph is not compared with ours.
+
     Args:
         bundle: the .litertlm file.
         options: the checkpoint.
@@ -38,16 +41,17 @@ def verify_bundle(
     Returns:
         The report, and the death of a native library if there was one.
     """
+    interpreter_for(proof.runtime)
     on_progress(Progress("opening bundle and checkpoint"))
     opened = read_bundle(bundle)
     source = open_source(options)
+    chosen, ours = _recipe_of(opened, recipe), RECIPE_KEY in opened.metadata
+    rewritten = RewritableModel(source.mapped.config, source.mapped.weights)
+    if ours:
+        rewritten = rewrite_source(source, chosen)
     with tempfile.TemporaryDirectory(prefix="hermes-verify-") as folder:
         work = Path(folder)
-        chosen = _recipe_of(opened, recipe)
-        on_progress(Progress("making the graph"))
-        rewritten = rewrite_source(source, chosen)
-        graph = obtain_graph(rewritten.config, chosen.export, chosen.graph, work)
-        outcome = prove(source, rewritten, chosen, graph, bundle, work, proof, on_progress)
+        outcome = prove(source, rewritten, chosen, bundle, work, proof, on_progress, ours=ours)
     sections = [
         {"kind": section.kind, "size": section.size, "sha256": section.sha256}
         for section in opened.sections
@@ -66,12 +70,8 @@ def _recipe_of(bundle: Bundle, name: str | None) -> Recipe:
     named = str(bundle.metadata.get(RECIPE_KEY, "int8"))
     recipe = load_recipe(name or (named if named in recipe_names() else "int8"))
     signatures = read_signatures(bundle)
-    decode = next((item for item in signatures if item.name == DECODE), None)
-    mask = next((spec for spec in decode.inputs if spec.name == "mask"), None) if decode else None
-    if mask is None:
-        raise BadInputError(f"{bundle.path}: no decode signature with a mask", expected="both")
-    context = mask.shape[-1]
-    lengths = tuple(sorted(s.length for s in signatures if s.name.startswith("prefill")))
-    if not lengths:
+    decode, prefill = decode_roles(signatures, str(bundle.path)), prefill_roles(signatures)
+    if not prefill:
         raise BadInputError(f"{bundle.path}: no prefill signature", expected="at least one")
-    return replace(recipe, export=ExportShapes(context, lengths))
+    lengths = tuple(roles.length for roles in prefill)
+    return replace(recipe, export=ExportShapes(decode.capacity, lengths))

@@ -28,6 +28,7 @@ from hermes.cli.application import (
     app,
     show_report,
 )
+from hermes.runners.choice import RuntimeChoice
 
 
 @app.command()
@@ -135,6 +136,10 @@ def verify(
     localise: Annotated[
         bool, typer.Option("--localise", help="Compare every layer's cache over the context.")
     ] = False,
+    runtime: Annotated[
+        RuntimeChoice,
+        typer.Option("--runtime", help="tensorflow repeats rungs 4 and 5, arm64 adds rung 8."),
+    ] = RuntimeChoice.LITERT,
     threads: Threads = 2,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -153,7 +158,7 @@ def verify(
     earlier = None
     if report is not None and report.suffix == ".json":
         earlier, report = Report.read(report), None
-    proof = ProofOptions(text, golden, threads, localise)
+    proof = ProofOptions(text, golden, threads, localise, runtime)
     with ProgressDisplay(quiet=as_json) as progress:
         result, died = verify_bundle(bundle, source, recipe, proof, progress)
     show_report(result, report, as_json)

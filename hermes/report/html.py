@@ -22,10 +22,14 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
 table { border-collapse: collapse; width: 100%; margin: .5rem 0 1.5rem; }
 th, td { text-align: left; padding: .25rem .6rem; border-bottom: 1px solid var(--line);
   vertical-align: top; overflow-wrap: anywhere; }
+td.mark { white-space: nowrap; font-weight: 600; } table.rung { table-layout: fixed; }
+.rung col.mark { width: 2.6rem; } .rung col.check { width: 34%; }
+.rung col.value, .rung col.limit { width: 5.5rem; }
 td.number, th.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 h2 { font-size: 1.05rem; margin: 1.5rem 0 .25rem; }
 figure { margin: 1rem 0; } figcaption { font-weight: 600; }
-.plot { width: 100%; height: auto; } .line { fill: none; stroke: var(--mark); stroke-width: 1.2; }
+.plot { width: 100%; height: auto; } .line { fill: none; stroke: var(--mark);
+  stroke-width: 1.2; stroke-linecap: round; }
 .bar { fill: var(--mark); } .grid { stroke: var(--line); stroke-width: 1; }
 .tick { fill: var(--ink); font-size: 11px; }
 details { margin: .5rem 0; } summary { cursor: pointer; font-weight: 600; }
@@ -56,13 +60,16 @@ def _rung(index: int, checks: Sequence[Check]) -> str:
         '<tr><th></th><th>check</th><th class="number">value</th><th class="number">limit</th>'
         "<th>detail</th></tr>"
     )
-    return f"<h2>Rung {escape(rung(index))}</h2>\n<table>{head}{rows}</table>"
+    columns = "".join(f'<col class="{name}">' for name in ("mark", "check", "value", "limit"))
+    columns = f"<colgroup>{columns}<col></colgroup>"
+    title = f"<h2>Rung {escape(rung(index))}</h2>"
+    return f'{title}\n<table class="rung">{columns}{head}{rows}</table>'
 
 
 def _check(check: Check) -> str:
     kind = "good" if check.passed else "bad"
     return (
-        f'<tr><td class="{kind}">{mark(check)}</td><td>{escape(check.name)}</td>'
+        f'<tr><td class="mark {kind}">{mark(check)}</td><td>{escape(check.name)}</td>'
         f'<td class="number">{escape(number(check.value))}</td>'
         f'<td class="number">{escape(limit(check))}</td><td>{escape(check.detail)}</td></tr>'
     )
@@ -80,11 +87,16 @@ def _plots(series: Mapping[str, list[float]]) -> list[str]:
     for name, values in series.items():
         if not values:
             continue
-        share = name.startswith("agreement")
-        figures.append(_figure(name, (share_plot if share else position_plot)(values, name)))
+        figures.append(_figure(name, _plot(name, values)))
         if name.startswith("KL"):
             figures.append(_figure("Distribution of KL", histogram(values, "KL")))
     return figures
+
+
+def _plot(name: str, values: Sequence[float]) -> str:
+    if name.startswith("agreement"):
+        return share_plot(values, name)
+    return position_plot(values, name, "layer" if "by layer" in name else "position")
 
 
 def _figure(caption: str, picture: str) -> str:

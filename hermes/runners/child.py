@@ -8,11 +8,13 @@ the process they run in. `Child` keeps an object in a process of its own and cal
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from hermes.errors import NativeToolError
 from hermes.runners.messages import Request
 from hermes.runners.process import Launcher, WorkerProcess
 
@@ -65,6 +67,35 @@ class Child:
     def call(self, method: str, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         """Call a method of the child's object and wait for its result."""
         return self._process.ask(Request("call", method, args, kwargs), timeout)
+
+    def post(self, method: str, *args: Any) -> Request:
+        """Start a call; nothing else may be called before its result is collected."""
+        request = Request("call", method, args)
+        self._process.post(request)
+        return request
+
+    def collect(self, request: Request, timeout: float | None = None) -> Any:
+        """Wait for the result of the call that was posted."""
+        return self._process.collect(request, timeout)
+
+    def stream(self, method: str, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        """Results of one call after the other; the next runs while the caller looks at the last."""
+        pending: Request | None = None
+        try:
+            for args in calls:
+                finished, pending = pending, None
+                value = None if finished is None else self.collect(finished)
+                pending = self.post(method, *args)
+                if finished is not None:
+                    yield value
+            if pending is not None:
+                finished, pending = pending, None
+                yield self.collect(finished)
+        finally:
+            if pending is not None:
+                # The caller stopped early: nobody else may read this reply as its own.
+                with suppress(NativeToolError):
+                    self.collect(pending)
 
     @property
     def peak_memory(self) -> int:

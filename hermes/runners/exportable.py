@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+import hermes.exportable
 from hermes.config import HermesConfig
-from hermes.exportable import ExportableModel
+from hermes.exportable import ExportableModel, batched_matmul, cache_write
 from hermes.recipe import ExportShapes, GraphOptions
-from hermes.runners.flatbuffer import STALE, runtime_inputs
 from hermes.runners.interface import Logits
+from hermes.runners.roles import runtime_inputs
+from hermes.runners.session import STALE
 from hermes.signatures import cache_specs, graph_weights
 
 
@@ -93,7 +96,7 @@ class ExportableRunner:
         if position + length > self.capacity:
             raise ValueError(f"{length} rows at {position} do not fit {self.capacity} slots")
         tokens, positions, mask = runtime_inputs(ids, position, length, self.capacity)
-        with torch.no_grad():
+        with torch.inference_mode(), _plain_bodies():
             outputs: dict[str, Tensor] = self._modules[with_logits](
                 torch.from_numpy(tokens),
                 torch.from_numpy(positions),
@@ -103,3 +106,33 @@ class ExportableRunner:
             )
         self._cache = {name: outputs[f"kv_cache_{name}"] for name in self._cache}
         return outputs
+
+
+def _write_in_place(cache: Tensor, update: Tensor, position: Tensor, axis: int) -> Tensor:
+    """`cache_write` into the cache itself, which nobody else reads."""
+    last = cache.shape[axis] - update.shape[axis]
+    start = min(max(int(position), 0), last)
+    cache.narrow(axis, start, update.shape[axis]).copy_(update)
+    return cache
+
+
+def _multiply(left: Tensor, right: Tensor) -> Tensor:
+    return left @ right.transpose(2, 3)
+
+
+@contextmanager
+def _plain_bodies() -> Iterator[None]:
+    """The two custom operators without the copy and the dispatch that tracing needs.
+
+    A copy of the whole cache at each layer of each step is most of a step's time. What somebody has
+    replaced already is left alone.
+    """
+    module = hermes.exportable
+    if (module.cache_write, module.batched_matmul) != (cache_write, batched_matmul):
+        yield
+        return
+    try:
+        module.cache_write, module.batched_matmul = _write_in_place, _multiply  # type: ignore[assignment]
+        yield
+    finally:
+        module.cache_write, module.batched_matmul = cache_write, batched_matmul

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,7 @@ class LogitsRunner(Protocol):
         ...
 
 
+@runtime_checkable
 class Scorer(Protocol):
     """A model that gives the logits after every token of a text, each with all before it."""
 

@@ -76,16 +76,26 @@ class WorkerProcess:
 
     def ask(self, request: Request, timeout: float | None = None) -> Any:
         """Send a request, wait for its reply, and turn failures into errors."""
+        self.post(request)
+        return self.collect(request, timeout)
+
+    def post(self, request: Request) -> None:
+        """Send a request; its reply must be collected before the next one is sent."""
         if self._requests < 0:
             raise NativeToolError(f"the {self.tool}'s process has ended already")
-        limit = self.timeout if timeout is None else timeout
-        deadline = None if limit is None else time.monotonic() + limit
         try:
             view = memoryview(pack(request))
             while view:
                 view = view[os.write(self._requests, view) :]
         except BrokenPipeError:
             raise self._death(request) from None
+
+    def collect(self, request: Request, timeout: float | None = None) -> Any:
+        """Wait for the reply to the request that was posted last."""
+        if self._requests < 0:
+            raise NativeToolError(f"the {self.tool}'s process has ended already")
+        limit = self.timeout if timeout is None else timeout
+        deadline = None if limit is None else time.monotonic() + limit
         reply = self._wait(request, deadline, limit)
         self.peak_memory = max(self.peak_memory, reply.peak_memory)
         if reply.refusal is not None:

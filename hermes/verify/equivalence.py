@@ -31,9 +31,11 @@ class FeedDifference:
     worst: int
 
 
-def feeds_for(runner: LogitsRunner) -> list[Feed]:
-    """The feeds of `equivalence_feeds` for this runner's shapes."""
-    return equivalence_feeds(runner.prefill_lengths, runner.capacity)
+def feeds_for(runner: LogitsRunner, most: int | None = None) -> list[Feed]:
+    """The feeds of `equivalence_feeds` for this runner's shapes, of at most `most` tokens."""
+    capacity = runner.capacity if most is None else min(most, runner.capacity)
+    lengths = [length for length in runner.prefill_lengths if length <= capacity]
+    return equivalence_feeds(lengths, capacity)
 
 
 def observe_all(runner: LogitsRunner, ids: Sequence[int]) -> dict[str, Observation]:
@@ -107,8 +109,11 @@ def check_against_reference(
 
 
 def check_against_exportable(
-    flatbuffer: Mapping[str, Observation], exported: Mapping[str, Observation], limit: float
+    flatbuffer: Mapping[str, Observation],
+    exported: Mapping[str, Observation],
+    limit: float,
+    stage: str = "float flatbuffer",
 ) -> list[Check]:
     """Rung 4: the float flatbuffer's observations against the exportable module's."""
     found = differences(flatbuffer, {name: dict(rows) for name, rows in exported.items()})
-    return check_differences(4, "float flatbuffer", "exportable", found, limit)
+    return check_differences(4, stage, "exportable", found, limit)

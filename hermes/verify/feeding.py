@@ -12,6 +12,13 @@ from dataclasses import dataclass
 from hermes.runners.interface import Logits, LogitsRunner
 
 _CHEAP_LENGTH = 32
+_ALONE = 8
+"""Decode steps from an empty cache, without any prefill."""
+_LOOKS = 2
+"""Decode steps after each way of filling the cache: the logits of the first depend on every row
+that was filled, and those of the second also on the row that the first has written."""
+_LAST = 4
+"""Slots at the end of the context that are left to decode steps."""
 
 
 @dataclass(frozen=True)
@@ -95,26 +102,25 @@ def greedy_feed(name: str, count: int, lengths: Sequence[int], capacity: int) ->
     return Feed(name, (*calls, Steps(count - fed)))
 
 
-def equivalence_feeds(lengths: Sequence[int], capacity: int, steps: int = 4) -> list[Feed]:
+def equivalence_feeds(lengths: Sequence[int], capacity: int) -> list[Feed]:
     """Everything that a static cache gets wrong: borders, padded tails, turns and the end.
 
     Args:
         lengths: rows of the prefill signatures.
         capacity: cache slots.
-        steps: decode steps that look at the cache after each way of filling it.
     """
-    feeds = [Feed("stepwise", (Steps(min(capacity, 8 * steps)),))]
+    feeds = [Feed("stepwise", (Steps(min(capacity, _ALONE)),))]
     for length in sorted(lengths):
         # The longest costs most, and filling the context begins with it, padded and then full.
         if length <= _CHEAP_LENGTH or length < max(lengths):
-            feeds.extend(_length_feeds(length, capacity, steps))
-    if capacity >= 4 * steps:
-        feeds.append(_second_turn(lengths, capacity, steps))
-    feeds.append(_to_the_end(lengths, capacity, steps))
+            feeds.extend(_length_feeds(length, capacity))
+    if capacity >= 2 * _ALONE:
+        feeds.append(_second_turn(lengths, capacity))
+    feeds.append(_to_the_end(lengths, capacity))
     return feeds
 
 
-def _length_feeds(length: int, capacity: int, steps: int) -> list[Feed]:
+def _length_feeds(length: int, capacity: int) -> list[Feed]:
     """A signature padded, then full at a position that is no multiple of it; short ones also alone.
 
     Rows cost time, so what differs only at position 0 is tried where it is cheap.
@@ -133,30 +139,30 @@ def _length_feeds(length: int, capacity: int, steps: int) -> list[Feed]:
     for name, calls in plans.items():
         room = capacity - sum(call.count for call in calls)
         if room > 0:
-            feeds.append(Feed(f"{name} {length}", (*calls, Steps(min(steps, room)))))
+            feeds.append(Feed(f"{name} {length}", (*calls, Steps(min(_LOOKS, room)))))
     return feeds
 
 
-def _second_turn(lengths: Sequence[int], capacity: int, steps: int) -> Feed:
+def _second_turn(lengths: Sequence[int], capacity: int) -> Feed:
     """Prompt, answer, and a second prompt that starts in the middle of everything."""
     first = max(2, min(capacity // 3, 3 * _CHEAP_LENGTH))
     opening = greedy_feed("", first, lengths, capacity).parts
-    fed = first + steps
+    fed = first + _LOOKS
     # The last token of the answer is pending: it goes in front of the second prompt's prefill.
     turn = max(1, min(capacity // 4, 2 * _CHEAP_LENGTH + 3))
     second = runtime_plan(turn, lengths, fed, capacity)
     fed += sum(call.count for call in second)
-    last = Steps(max(0, min(steps, capacity - fed)))
-    return Feed("second turn", (*opening, Steps(steps), *second, last))
+    last = Steps(max(0, min(_LOOKS, capacity - fed)))
+    return Feed("second turn", (*opening, Steps(_LOOKS), *second, last))
 
 
-def _to_the_end(lengths: Sequence[int], capacity: int, steps: int) -> Feed:
+def _to_the_end(lengths: Sequence[int], capacity: int) -> Feed:
     """Prefill as far as possible, the longest signature padded first; decode to the last slot."""
     longest = max(lengths, default=0)
     calls: tuple[Prefill, ...] = ()
-    if longest > 1 and max(1, longest // 3) + longest + steps <= capacity:
+    if longest > 1 and max(1, longest // 3) + longest + _LAST <= capacity:
         calls = (Prefill(max(1, longest // 3), longest),)
     fed = sum(call.count for call in calls)
-    calls += runtime_plan(max(0, capacity - steps - fed), lengths, fed, capacity)
+    calls += runtime_plan(max(0, capacity - _LAST - fed), lengths, fed, capacity)
     fed = sum(call.count for call in calls)
     return Feed("context filled", (*calls, Steps(capacity - fed)))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar, cast
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 from hermes.errors import HermesError, NativeToolError, VerificationError
 from hermes.recipe import Limits
@@ -16,10 +17,11 @@ from hermes.verify.equivalence import (
     by_position,
     check_against_exportable,
     check_against_reference,
+    feeds_for,
     observe_all,
     wanted_rows,
 )
-from hermes.verify.feeding import Observation
+from hermes.verify.feeding import Observation, observe
 from hermes.verify.golden import Golden, check_golden
 from hermes.verify.keys import Mapped, check_keys, signature_problems
 from hermes.verify.localise import (
@@ -31,15 +33,43 @@ from hermes.verify.localise import (
     layer_differences,
     snapshot,
 )
-from hermes.verify.quantized import check_quantized
-from hermes.verify.rewritten import check_rewritten
+from hermes.verify.quantized import (
+    QuantizedResult,
+    check_prefilled,
+    check_quantized,
+    repeated,
+)
+from hermes.verify.rewritten import POSITIONS, check_rewritten
 from hermes.verify.runtime import RuntimeData, check_runtime
+from hermes.verify.scores import KnownScores
 from hermes.verify.transcript import describe
 
 _T = TypeVar("_T")
 OpenLogits: TypeAlias = Callable[[], AbstractContextManager[LogitsRunner]]
 """Opens a runner for one rung, so that no two models are in memory longer than needed."""
 OpenTokens: TypeAlias = Callable[[], AbstractContextManager[TokenRunner]]
+
+
+class DeviceChecks(Protocol):
+    """What came of rung 8."""
+
+    checks: list[Check]
+    series: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A second interpreter that rungs 4 and 5 are repeated with.
+
+    Attributes:
+        name: for the checks.
+        float_flatbuffer: the float32 bound file in it; None where there is none.
+        flatbuffer: the bundle's own file in it.
+    """
+
+    name: str
+    float_flatbuffer: OpenLogits | None
+    flatbuffer: OpenLogits
 
 
 @dataclass(frozen=True)
@@ -63,7 +93,9 @@ class LadderInput:
         runtime_data: what to say to it.
         tokenizer_rung: rung 6 as a function, from the tokenizer room.
         localise: compare the caches over the whole context, not only a short prompt.
-        reason: why inputs are missing, for the report.
+        repeated: a second interpreter for rungs 4 and 5.
+        device: rung 8 as a function, if another processor was asked for.
+        reasons: rung -> why its input is missing, for the report.
     """
 
     limits: Limits
@@ -82,7 +114,9 @@ class LadderInput:
     runtime_data: RuntimeData | None = None
     tokenizer_rung: Callable[[], list[Check]] | None = None
     localise: bool = False
-    reason: str = ""
+    repeated: Repeated | None = None
+    device: Callable[[], DeviceChecks] | None = None
+    reasons: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -122,8 +156,8 @@ def climb(given: LadderInput, on_rung: Callable[[int, str], None] | None = None)
     state = _State(given, Climb())
     for rung, (run, missing) in _rungs(state).items():
         if missing:
-            why = f": {given.reason}" if given.reason else ""
-            state.climb.report.skipped[rung] = f"no {missing}{why}"
+            why = given.reasons.get(rung, "")
+            state.climb.report.skipped[rung] = f"no {missing}{': ' if why else ''}{why}"
             continue
         if on_rung is not None:
             on_rung(rung, RUNG_NAMES[rung])
@@ -138,12 +172,27 @@ def climb(given: LadderInput, on_rung: Callable[[int, str], None] | None = None)
 
 @dataclass
 class _State:
-    """Rungs 3 and 4 share the exportable module's observations."""
+    """Rungs 3 and 4 share the exportable module's observations, all of them what was scored."""
 
     given: LadderInput
     climb: Climb
     _exported: Mapping[str, Observation] | None = None
     _exported_cache: CacheRows | None = None
+
+    @cached_property
+    def reference(self) -> KnownScores:
+        """The oracle, on as much of the text as any rung asks for."""
+        whole = self.given.rewritten is None or self.given.exportable is None
+        ids = self.given.text_ids
+        count = len(ids) if whole else self.given.limits.positions
+        return KnownScores(_present(self.given.reference), ids[:count])
+
+    @cached_property
+    def rewritten(self) -> KnownScores:
+        """The oracle with rewritten weights; rung 3 needs it at the end of the context."""
+        ids = self.given.text_ids
+        count = POSITIONS if self.given.exportable is None else len(ids)
+        return KnownScores(_present(self.given.rewritten), ids[:count])
 
     def exported(self) -> Mapping[str, Observation]:
         if self._exported is None:
@@ -181,18 +230,15 @@ class _State:
         return check_golden(_present(self.given.golden), reference, self.given.limits.float_logits)
 
     def rewrites(self) -> list[Check]:
-        return check_rewritten(
-            _present(self.given.rewritten),
-            _present(self.given.reference),
-            self.given.text_ids,
-            self.given.limits.float_logits,
-        )
+        ids, limit = self.given.text_ids, self.given.limits.float_logits
+        return check_rewritten(self.rewritten, self.reference, ids, limit)
 
     def exportable(self) -> list[Check]:
         reference = self.given.rewritten or _present(self.given.reference)
+        scores = self.reference if self.given.rewritten is None else self.rewritten
         ids, limit = self.given.text_ids, self.given.limits.float_logits
         observed = self.exported()
-        wanted = wanted_rows(reference, ids, observed)
+        wanted = wanted_rows(scores, ids, observed)
         checks = check_against_reference(observed, wanted, limit)
         series = "logit difference by position, exportable module from reference"
         self.climb.report.series[series] = by_position(observed, wanted)
@@ -210,17 +256,42 @@ class _State:
         limit = self.given.limits.float_logits
         checks += check_against_exportable(observed, self.exported(), limit)
         caches = (cache, self._exported_cache)
-        return checks + self._layers(4, "float flatbuffer", "exportable module", caches)
+        checks += self._layers(4, "float flatbuffer", "exportable module", caches)
+        other = self.given.repeated
+        if other is not None and other.float_flatbuffer is not None:
+            with other.float_flatbuffer() as runner:
+                again = observe_all(runner, self.given.text_ids)
+            stage = f"float flatbuffer in {other.name}"
+            found = check_against_exportable(again, self.exported(), limit, stage)
+            checks += [check for check in found if check.name.startswith(stage)]
+        return checks
 
     def quantized(self) -> list[Check]:
-        with _present(self.given.flatbuffer)() as runner:
-            result = check_quantized(
-                _present(self.given.reference), runner, self.given.text_ids, self.given.limits
-            )
+        given = self.given
+        with _present(given.flatbuffer)() as runner:
+            result, prefilled = self._compare_quantized(runner)
         series = self.climb.report.series
         series["KL by position"] = result.comparison.kl.tolist()
         series["largest logit difference by position"] = result.comparison.largest.tolist()
-        return result.checks
+        checks = result.checks + prefilled
+        if given.repeated is not None:
+            with given.repeated.flatbuffer() as runner:
+                again = check_quantized(self.reference, runner, given.text_ids, given.limits)
+                checks += repeated(again.checks, runner.name)
+        return checks
+
+    def _compare_quantized(self, runner: LogitsRunner) -> tuple[QuantizedResult, list[Check]]:
+        """The comparison; where no rung proves the file's graph, its prefill against its decode."""
+        ids, limits = self.given.text_ids, self.given.limits
+        if self.given.exportable is not None:
+            return check_quantized(self.reference, runner, ids, limits), []
+        # To the last slot, so that there is a row for every position that a feed shows.
+        most = min(len(ids), runner.capacity, self.reference.capacity)
+        limits = replace(limits, positions=max(limits.positions, most))
+        seen = observe(runner, ids, feeds_for(runner, most))
+        keep = {position for rows in seen.values() for position, _ in rows}
+        result = check_quantized(self.reference, runner, ids, limits, keep=keep)
+        return result, check_prefilled(seen, result.rows, limits.kl_mean)
 
     def tokenizer(self) -> list[Check]:
         return _present(self.given.tokenizer_rung)()
@@ -236,6 +307,11 @@ class _State:
         report.series["agreement along the generation"] = result.agreement_along()
         report.facts["transcript"] = {str(n): entry for n, entry in enumerate(transcript, 1)}
         return result.checks
+
+    def device(self) -> list[Check]:
+        found = _present(self.given.device)()
+        self.climb.report.series.update(found.series)
+        return found.checks
 
 
 def _rungs(state: _State) -> dict[int, tuple[Callable[[], list[Check]], str]]:
@@ -264,6 +340,8 @@ def _rungs(state: _State) -> dict[int, tuple[Callable[[], list[Check]], str]]:
             },
         ),
     }
+    if given.device is not None:
+        needs[8] = (state.device, {})
     return {
         rung: (run, next((name for name, value in inputs.items() if value is None), ""))
         for rung, (run, inputs) in needs.items()

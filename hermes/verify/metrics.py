@@ -97,29 +97,56 @@ def compare(
         model: the model's, as many.
         next_tokens: what follows in the text at each position, None where the text ends.
     """
-    entries = [
-        _compare_rows(wanted, found, token)
-        for wanted, found, token in zip(reference, model, next_tokens, strict=True)
-    ]
+    entries: list[tuple[float, ...]] = []
+    pair: _RowPair | None = None
+    for wanted, found, token in zip(reference, model, next_tokens, strict=True):
+        pair = pair or _RowPair(len(wanted))
+        entries.append(pair.compare(wanted, found, token))
     table = np.array(entries, dtype=np.float64).reshape(-1, 7)
     columns = table.T
     return Comparison(columns[0], columns[1] > 0, *columns[2:])
 
 
-def _compare_rows(reference: Row, model: Row, token: int | None) -> tuple[float, ...]:
-    wanted, found = log_softmax(reference), log_softmax(model)
-    difference = _absolute_difference(reference, model)
-    shared = len(top_tokens(reference, _TOP) & top_tokens(model, _TOP))
-    return (
-        kl_divergence(wanted, found),
-        # A row with NaN has no preference.
-        float(reference.argmax() == model.argmax() and not np.isnan(model).any()),
-        shared / min(_TOP, len(reference)),
-        float(difference.max()),
-        float(difference.mean()),
-        float("nan") if token is None else -float(wanted[token]),
-        float("nan") if token is None else -float(found[token]),
-    )
+class _RowPair:
+    """Compares rows of one width; its arrays are reused, since new ones cost more than the sums."""
+
+    def __init__(self, width: int) -> None:
+        self._wanted, self._found, self._terms = (np.empty(width) for _ in range(3))
+
+    def compare(self, reference: Row, model: Row, token: int | None) -> tuple[float, ...]:
+        """One line of a `Comparison`."""
+        wanted, found = self._wanted, self._found
+        self._log_softmax(found, model)
+        self._log_softmax(wanted, reference)
+        finite = bool(np.isfinite(wanted.min()) and np.isfinite(found.min()))
+        losses = (float("nan"),) * 2 if token is None else (-wanted[token], -found[token])
+        # A row with NaN has no preference; the softmax has spread it over the whole row.
+        same = reference.argmax() == model.argmax() and not np.isnan(found[0])
+        shared = len(top_tokens(reference, _TOP) & top_tokens(model, _TOP))
+        kl = self._divergence() if finite else kl_divergence(wanted, found)
+        apart = self._difference(reference, model, finite)
+        return (kl, float(same), shared / min(_TOP, len(reference)), *apart, *map(float, losses))
+
+    def _log_softmax(self, out: Values, logits: Row) -> None:
+        np.copyto(out, logits)
+        out -= out.max()
+        np.exp(out, out=self._terms)
+        out -= np.log(self._terms.sum())
+
+    def _divergence(self) -> float:
+        """`kl_divergence` of two rows without a forbidden token; uses up both."""
+        np.exp(self._wanted, out=self._terms)
+        self._wanted -= self._found
+        return max(float(self._terms @ self._wanted), 0.0)
+
+    def _difference(self, reference: Row, model: Row, finite: bool) -> tuple[float, float]:
+        """Largest and mean absolute difference of the logits."""
+        if not finite:
+            difference = _absolute_difference(reference, model)
+            return float(difference.max()), float(difference.mean())
+        np.subtract(reference, model, out=self._terms, dtype=np.float64)
+        np.abs(self._terms, out=self._terms)
+        return float(self._terms.max()), float(self._terms.mean())
 
 
 def _absolute_difference(reference: Row, model: Row) -> Values:

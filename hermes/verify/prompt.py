@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from hermes.recipe import ExportShapes
 from hermes.report.check import Check, at_most, equals, holds
 from hermes.runners.interface import TokenRunner
 from hermes.tokenizer.interface import PromptContract, Tokenizer
 from hermes.tokenizer.probes import PROBES
+from hermes.verify.limits import check_limits
 
 RANDOM_TEXTS = 64
 _SHOWN = 3
@@ -19,10 +21,6 @@ _SHOWN = 3
 class BundlePrompt(Protocol):
     """What the bundle's metadata says about prompts."""
 
-    @property
-    def start_token_id(self) -> int | None: ...
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]: ...
     @property
     def suppress_tokens(self) -> tuple[int, ...]: ...
     @property
@@ -35,7 +33,7 @@ def check_prompt(
     contract: PromptContract,
     suppressed: tuple[int, ...],
     bundle: BundlePrompt,
-    capacity: int | None = None,
+    shapes: ExportShapes | None = None,
 ) -> list[Check]:
     """Compare the bundle, in the runtime, with the training tokenizer and its conventions.
 
@@ -45,40 +43,38 @@ def check_prompt(
         contract: the prompt contract of the checkpoint.
         suppressed: ids that must never be emitted.
         bundle: the bundle's own metadata.
-        capacity: slots of the model's cache, None if unknown.
+        shapes: context and prefill lengths of the model, None if unknown.
     """
-    checks = [
-        _same("start token", _ids(contract.start_token_id), _ids(bundle.start_token_id)),
-        _same("stop tokens", contract.stop_token_ids, tuple(sorted(bundle.stop_token_ids))),
-        _same("suppressed rows of a padded vocabulary", suppressed, bundle.suppress_tokens),
-    ]
-    if capacity is not None:
+    checks = [_same("suppressed rows of a padded vocabulary", suppressed, bundle.suppress_tokens)]
+    if shapes is not None:
         detail = "the runtime believes the metadata, and writes past the end of a smaller cache"
         announced = bundle.max_num_tokens
-        checks.append(at_most("context the bundle announces", 6, announced, capacity, detail))
+        checks.append(at_most("context the bundle announces", 6, announced, shapes.context, detail))
+        checks += check_limits(shapes.context, shapes.prefill)
     with open_runtime() as runtime:
-        stops = {rule[0] for rule in runtime.stop_tokens if len(rule) == 1}
-        missing = sorted(set(contract.stop_token_ids) - stops)
+        # As the runtime resolved them: metadata may give ids, spellings and sequences.
         checks.append(
-            equals("stop tokens the runtime does not know", 6, len(missing), 0, str(missing))
+            _same("start token", _ids(contract.start_token_id), _ids(runtime.start_token))
         )
+        checks += _check_stops(runtime, contract)
         checks += _check_tokenizer(runtime, tokenizer)
         checks += _check_template(runtime, contract)
-        checks += _check_start(runtime, tokenizer, contract)
+        checks += _check_start(runtime, tokenizer)
     return checks
 
 
 def probe_texts(tokenizer: Tokenizer) -> Iterator[str]:
-    """Texts that tokenizers get wrong: added tokens, each Latin letter, scripts, spaces, noise.
+    """Texts that tokenizers get wrong: added tokens, every byte, scripts, spaces, noise.
 
     U+0000 is left out: the runtime's interface ends a text there.
     """
-    for token_id in range(tokenizer.vocab_size):
-        piece = tokenizer.piece(token_id)
-        if piece.startswith("<") and piece.endswith(">") and not piece.startswith("<0x"):
-            yield piece
-            yield f"a{piece} b\n{piece}"
+    for piece in _marked_pieces(tokenizer):
+        yield piece
+        yield f"a{piece} b\n{piece}"
+    # Latin-1 and its neighbours whole; then a character for every first byte that UTF-8 has.
     yield from (chr(code) for code in range(1, 0x180))
+    yield from (chr(code) for code in range(0x180, 0x800, 0x40))
+    yield from (chr(code) for code in range(0x1000, 0x110000, 0x1000) if code & 0xFF800 != 0xD800)
     yield from ("你好，世界", "日本語のテキスト", "한국어", "Привет", "\u0627\u0644\u0639", "हिन्दी")
     yield from (
         "\U0001f60a",
@@ -96,6 +92,16 @@ def probe_texts(tokenizer: Tokenizer) -> Iterator[str]:
     for _ in range(RANDOM_TEXTS):
         ids = [source.randrange(tokenizer.vocab_size) for _ in range(source.randint(2, 24))]
         yield tokenizer.decode(ids).replace("\0", "")
+
+
+def _marked_pieces(tokenizer: Tokenizer) -> list[str]:
+    """Added, control and user-defined tokens, and whatever else looks like one."""
+    pieces = dict.fromkeys(piece for piece in tokenizer.special_pieces if piece)
+    for token_id in range(tokenizer.vocab_size):
+        piece = tokenizer.piece(token_id)
+        if piece.startswith("<") and piece.endswith(">"):
+            pieces[piece] = None
+    return [piece for piece in pieces if not piece.startswith("<0x")]
 
 
 def _check_tokenizer(runtime: TokenRunner, tokenizer: Tokenizer) -> list[Check]:
@@ -126,19 +132,32 @@ def _check_template(runtime: TokenRunner, contract: PromptContract) -> list[Chec
     return [equals("conversations rendered differently", 6, len(wrong), 0, _few(wrong, detail))]
 
 
-def _check_start(
-    runtime: TokenRunner, tokenizer: Tokenizer, contract: PromptContract
-) -> list[Check]:
+def _check_stops(runtime: TokenRunner, contract: PromptContract) -> list[Check]:
+    """Every stop token of training ends an answer, and nothing else does."""
+    wanted = set(contract.stop_token_ids)
+    single = {rule[0] for rule in runtime.stop_tokens if len(rule) == 1}
+    missing = sorted(wanted - single)
+    # A sequence with a stop token in it never comes to its end: the token has ended the answer.
+    surplus = [list(rule) for rule in runtime.stop_tokens if not wanted & set(rule)]
+    return [
+        equals("stop tokens the runtime does not know", 6, len(missing), 0, str(missing or "")),
+        equals("stop tokens that training does not know", 6, len(surplus), 0, str(surplus or "")),
+    ]
+
+
+def _check_start(runtime: TokenRunner, tokenizer: Tokenizer) -> list[Check]:
     """Count what the runtime really feeds for a raw text."""
     text = "Hello"
     fed = runtime.generate(text, 1).prompt_tokens
-    wanted = len(tokenizer.encode(text)) + (contract.start_token_id is not None)
-    return [equals("tokens fed for a raw text", 6, fed, wanted, f"{text!r} with its start token")]
+    wanted = len(tokenizer.encode(text)) + (runtime.start_token is not None)
+    detail = f"{text!r} with the start token {runtime.start_token}"
+    return [equals("tokens fed for a raw text", 6, fed, wanted, detail)]
 
 
 def _same(name: str, wanted: tuple[int, ...], found: tuple[int, ...]) -> Check:
     detail = "" if wanted == found else f"the bundle has {list(found)}, training {list(wanted)}"
-    return holds(f"{name} as in training", 6, wanted == found, str(list(found)[:8]), detail)
+    value = ", ".join(map(str, found[:8])) or "none"
+    return holds(f"{name} as in training", 6, wanted == found, value, detail)
 
 
 def _ids(token: int | None) -> tuple[int, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -11,15 +11,17 @@ import numpy as np
 from hermes.recipe import Limits
 from hermes.report.check import Check, at_least, at_most, measured
 from hermes.runners.interface import Logits, LogitsRunner, Scorer, score_by_steps
+from hermes.verify.feeding import Observation
 from hermes.verify.metrics import Comparison, Interval, compare
 
 
 @dataclass(frozen=True)
 class QuantizedResult:
-    """The comparison and the checks made of it."""
+    """The comparison, the checks made of it, and the model's logits where they were wanted."""
 
     comparison: Comparison
     checks: list[Check]
+    rows: dict[int, Logits] = field(default_factory=dict)
 
 
 def windows(ids: Sequence[int], positions: int, capacity: int) -> list[Sequence[int]]:
@@ -35,26 +37,65 @@ def check_quantized(
     limits: Limits,
     *,
     rung: int = 5,
+    keep: Collection[int] = (),
 ) -> QuantizedResult:
     """Compare next-token distributions at `limits.positions` positions of a text.
 
-    The flatbuffer is fed token by token, as in decoding; the reference in one pass.
+    The flatbuffer is fed token by token, as in decoding; the reference in one pass. The
+    flatbuffer's logits at the positions `keep` of the first window are returned.
     """
     parts = windows(ids, limits.positions, min(reference.capacity, flatbuffer.capacity))
     following: list[int | None] = [
         *chain.from_iterable([*part[1:], None] for part in parts),
     ]
+    rows: dict[int, Logits] = {}
     comparison = compare(
-        _scored(reference, parts),
-        chain.from_iterable(score_by_steps(flatbuffer, part) for part in parts),
+        chain.from_iterable(reference.score(part) for part in parts),
+        _kept(_stepped(flatbuffer, parts), set(keep) & set(range(len(parts[0]))), rows),
         following,
     )
-    return QuantizedResult(comparison, _checks(comparison, limits, rung, flatbuffer.name))
+    return QuantizedResult(comparison, _checks(comparison, limits, rung, flatbuffer.name), rows)
 
 
-def _scored(reference: Scorer, parts: Sequence[Sequence[int]]) -> Iterator[Logits]:
+def _stepped(runner: LogitsRunner, parts: Sequence[Sequence[int]]) -> Iterator[Logits]:
     for part in parts:
-        yield from reference.score(part)
+        # A runner in a process of its own computes one step ahead.
+        yield from (
+            runner.score(part) if isinstance(runner, Scorer) else score_by_steps(runner, part)
+        )
+
+
+def _kept(
+    rows: Iterator[Logits], wanted: Collection[int], kept: dict[int, Logits]
+) -> Iterator[Logits]:
+    for position, row in enumerate(rows):
+        if position in wanted:
+            kept[position] = row
+        yield row
+
+
+def check_prefilled(
+    observations: Mapping[str, Observation], stepped: Mapping[int, Logits], limit: float
+) -> list[Check]:
+    """The same file fed by prefill and token by token: its answers may differ by rounding only.
+
+    For files whose graph nothing else proves. Int8 rounds by rows, so what is left is far below
+    what quantization costs, and a cache that is wrong is far above it.
+    """
+    checks = []
+    for name, rows in observations.items():
+        known = [(at, row) for at, row in rows if at in stepped]
+        found = compare(
+            [stepped[at] for at, _ in known], [row for _, row in known], [None] * len(known)
+        )
+        detail = f"mean KL at {found.positions} positions of the same file fed token by token"
+        checks.append(at_most(f"prefill = steps, {name}", 5, found.kl.mean(), limit, detail))
+    return checks
+
+
+def repeated(checks: Sequence[Check], stage: str) -> list[Check]:
+    """Of a second interpreter's checks only those that are about it."""
+    return [check for check in checks if check.name.endswith(stage)]
 
 
 def _checks(result: Comparison, limits: Limits, rung: int, stage: str) -> list[Check]:

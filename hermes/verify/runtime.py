@@ -47,6 +47,7 @@ class Agreement:
             its end.
         margin: the runner's own margin there.
         smallest_margin: of all choices made.
+        chosen: the choices that the text followed, a stop token included.
     """
 
     tokens: int
@@ -54,6 +55,7 @@ class Agreement:
     difference: int | None
     margin: float
     smallest_margin: float
+    chosen: tuple[int, ...] = field(default=(), compare=False)
 
 
 def follow(
@@ -81,7 +83,7 @@ def follow(
         smallest = min(smallest, gap)
         token = _matching_choice(logits, gap < near_tie, chosen, answer, detokenize, stop_tokens)
         if token is None:
-            return Agreement(len(chosen), ties, len(chosen), gap, smallest)
+            return Agreement(len(chosen), ties, len(chosen), gap, smallest, tuple(chosen))
         ties += token != int(logits.argmax())
         chosen.append(token)
         position = len(prompt) + len(chosen) - 1
@@ -91,7 +93,8 @@ def follow(
             logits = runner.step(token, position)
     said = [token for token in chosen if token not in stop_tokens]
     complete = detokenize(said) == answer.text and len(chosen) == answer.new_tokens
-    return Agreement(len(chosen), ties, None if complete else len(chosen), 0.0, smallest)
+    difference = None if complete else len(chosen)
+    return Agreement(len(chosen), ties, difference, 0.0, smallest, tuple(chosen))
 
 
 @dataclass(frozen=True)
@@ -137,8 +140,8 @@ def check_runtime(
     result = RuntimeResult()
     for prompt in data.prompts:
         answer = runtime.generate(prompt, data.max_new_tokens)
-        ids = _with_start(data.start_token, runtime.tokenize(prompt))
-        _compare(runtime, flatbuffer, data, near_tie, (prompt, prompt), ids, answer, result)
+        body = runtime.tokenize(prompt)
+        _compare(runtime, flatbuffer, data, near_tie, (prompt, prompt), body, answer, result)
     if data.first_message is not None:
         _check_chat(runtime, flatbuffer, data, near_tie, data.first_message, result)
     return result
@@ -160,7 +163,6 @@ def _check_chat(
         return
     (turn,) = runtime.chat([message], data.max_new_tokens)
     body = runtime.tokenize(rendered)
-    ids = _with_start(data.start_token, body)
     start = data.start_token if data.start_token is not None else runtime.start_token
     if start is not None:
         # SentencePiece puts its space piece between a fed and a printed start token.
@@ -169,9 +171,13 @@ def _check_chat(
         count = opening.count(start)
         checks.append(at_most("start tokens in front of the first message", 7, count, 1, detail))
     texts = (message, rendered)
-    _compare(runtime, flatbuffer, data, near_tie, texts, ids, turn.generation, result)
-    reply = turn.generation.text
+    _compare(runtime, flatbuffer, data, near_tie, texts, body, turn.generation, result)
+    reply, said = turn.generation.text, result.transcript[-1].agreement.chosen
     checks.append(holds("the first message is answered", 7, bool(reply), _yes(reply), reply))
+    ended = bool(said) and said[-1] in data.stop_tokens
+    # Not red by itself: where the model wants to go on, so does a right bundle.
+    detail = f"{turn.generation.new_tokens} of at most {data.max_new_tokens} tokens"
+    checks.append(holds("its answer ends by itself", 7, True, "yes" if ended else "no", detail))
 
 
 def _compare(
@@ -180,10 +186,16 @@ def _compare(
     data: RuntimeData,
     near_tie: float,
     texts: tuple[str, str],
-    ids: Sequence[int],
+    body: Sequence[int],
     answer: Generation,
     result: RuntimeResult,
 ) -> None:
+    """One prompt: as many tokens fed as in training, and the flatbuffer's own answer to them.
+
+    The flatbuffer gets what the runtime says that it feeds, so that a start token too many is red
+    where it is counted and does not accuse the model.
+    """
+    ids = _with_start(runtime.start_token, body)
     found = follow(
         flatbuffer,
         ids,
@@ -204,8 +216,9 @@ def _compare(
             f"{found.margin:.3g}; the runtime said {answer.text!r}"
         )
     followed, spoken = float(found.tokens), float(answer.new_tokens)
+    wanted = len(_with_start(data.start_token, body))
     result.checks += [
-        equals(f"tokens fed for {name!r}", 7, answer.prompt_tokens, len(ids)),
+        equals(f"tokens fed for {name!r}", 7, answer.prompt_tokens, wanted),
         Check(f"greedy tokens of {name!r} that agree", 7, followed, spoken, same, detail, "="),
         measured(f"near ties in {name!r}", 7, found.ties, f"margin below {near_tie:g}"),
     ]

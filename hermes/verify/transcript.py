@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from hermes.runners.interface import LogitsRunner, TokenRunner
+from hermes.runners.interface import Logits, TokenRunner
 from hermes.verify.runtime import RuntimeData, Spoken
 
 FLOAT_TOKENS = 12
@@ -28,29 +28,59 @@ def describe(
         "answer": entry.answer.text,
         "smallest_margin": entry.agreement.smallest_margin,
     }
-    if hasattr(reference, "prefill") and hasattr(reference, "step"):
+    if isinstance(reference, Stepper):
         count = min(FLOAT_TOKENS, entry.answer.new_tokens)
-        ids = float_greedy(reference, entry.ids, count, data)  # type: ignore[arg-type]
+        ids = float_greedy(reference, entry.ids, entry.agreement.chosen[:count], count, data)
         described["float_answer"] = runtime.detokenize(ids)
         described["same_as_float"] = entry.answer.text.startswith(described["float_answer"])
     return described
 
 
+@runtime_checkable
+class Stepper(Protocol):
+    """A float model that scores a text in one pass and goes on from it token by token."""
+
+    @property
+    def capacity(self) -> int: ...
+
+    def score(self, ids: Sequence[int]) -> Iterator[Logits]:
+        """Logits [vocab] after each id, from an empty cache on."""
+        ...
+
+    def step(self, token: int, position: int) -> Logits:
+        """Logits [vocab] after one more token; what was cached from `position` on is dropped."""
+        ...
+
+
 def float_greedy(
-    reference: LogitsRunner, prompt: Sequence[int], count: int, data: RuntimeData
+    reference: Stepper,
+    prompt: Sequence[int],
+    said: Sequence[int],
+    count: int,
+    data: RuntimeData,
 ) -> list[int]:
-    """Up to `count` greedy tokens after `prompt`, without the stop token."""
-    reference.reset()
-    if len(prompt) > 1:
-        reference.prefill(prompt[:-1], 0, len(prompt))
+    """Up to `count` greedy tokens after `prompt`, without the stop token.
+
+    What was `said` is mostly what the float model says too, so it is scored in one pass, and steps
+    begin where the two part.
+    """
+    count = min(count, reference.capacity - len(prompt))
+    rows = list(reference.score([*prompt, *said]))[len(prompt) - 1 :]
     answer: list[int] = []
-    token = prompt[-1]
-    for position in range(len(prompt) - 1, min(len(prompt) - 1 + count, reference.capacity)):
-        logits = reference.step(token, position).copy()
-        if data.suppressed:
-            logits[list(data.suppressed)] = -np.inf
-        token = int(logits.argmax())
+    while len(answer) < count:
+        same = answer == list(said[: len(answer)])
+        position = len(prompt) - 1 + len(answer)
+        known = same and len(answer) < len(rows)
+        logits = rows[len(answer)] if known else reference.step(answer[-1], position)
+        token = _choice(logits, data)
         if token in data.stop_tokens:
             break
         answer.append(token)
     return answer
+
+
+def _choice(logits: Logits, data: RuntimeData) -> int:
+    allowed = logits.copy()
+    if data.suppressed:
+        allowed[list(data.suppressed)] = -np.inf
+    return int(allowed.argmax())

@@ -19,7 +19,8 @@ from tiny_llama import (
 from tiny_llama import tiny_weights as weights_of
 
 from hermes.errors import BadInputError, NativeToolError
-from hermes.runners.flatbuffer import FlatbufferRunner, runtime_inputs
+from hermes.runners.flatbuffer import FlatbufferRunner
+from hermes.runners.roles import runtime_inputs
 from hermes.signatures import MASK_CLOSED, build_signatures
 
 UNTIED = tiny_config(tie_word_embeddings=False)

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from hermes.runners.child import run_in_child
-from hermes.runners.flatbuffer import STALE, runtime_inputs
+from hermes.runners.roles import runtime_inputs
+from hermes.runners.session import STALE
 
 Outputs = list[dict[str, np.ndarray]]
 

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from converters.bind import bind_weights
 from converters.bundle import BundleSpec, extract_section, read_bundle, write_bundle
+from converters.float_models import reference_model
 from converters.graph import Graph, obtain_graph
-from converters.proof import reference_model, text_ids
+from converters.proof import text_ids
 from converters.source import Source, SourceOptions, choose_recipe, open_source, rewrite_source
 from hermes.cli import app, run_command
 from hermes.recipe import QuantizationRule, Recipe
@@ -311,7 +312,7 @@ def prompted(change: Callable[[BundleSpec], BundleSpec], *, chat: bool = False) 
                 source.contract,
                 source.suppressed,
                 prompt,
-                context,
+                world.recipe.export,
             )
 
         return first_red(LadderInput(world.recipe.limits, tokenizer_rung=rung_6))

@@ -42,7 +42,9 @@ def write_bundle(
     target: Path,
     *,
     stop_ids: Sequence[int] = (2,),
+    stop_texts: Sequence[str] = (),
     start_id: int | None = None,
+    start_text: str | None = None,
     template: str | None = CHAT_TEMPLATE,
     max_num_tokens: int = 64,
 ) -> Path:
@@ -54,6 +56,10 @@ def write_bundle(
     metadata.llm_model_type.generic_model.SetInParent()
     for stop in stop_ids:
         metadata.stop_tokens.add().token_ids.ids.append(stop)
+    for text in stop_texts:
+        metadata.stop_tokens.add().token_str = text
+    if start_text is not None:
+        metadata.start_token.token_str = start_text
     if start_id is not None:
         metadata.start_token.token_ids.ids.append(start_id)
     if template is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tiny_llama import hermes_config, tiny_config
 
-from converters.proof import too_big_for_float
+from converters.float_models import too_big_for_float
 from hermes.recipe import Limits
 from hermes.verify.ladder import LadderInput, climb
 
@@ -19,7 +19,8 @@ def test_the_bar_is_three_float_copies() -> None:
 
 def test_the_report_names_what_was_not_run_and_why() -> None:
     reason = too_big_for_float(CONFIG, 10**5)
-    skipped = climb(LadderInput(Limits(), reason=reason)).report.skipped
+    given = LadderInput(Limits(), reasons=dict.fromkeys((2, 3, 4, 5), reason))
+    skipped = climb(given).report.skipped
     for rung in (2, 3, 4, 5):
         assert skipped[rung].startswith("no ")
         assert skipped[rung].endswith(reason)
