@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.header import Header, Place, obtain_header
-from converters.quantize import quantize_rows
+from converters.quantize import QuantizedRows, quantize_rows, stored_size
 from converters.rounding import ErrorFeedback
 from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
@@ -60,8 +60,30 @@ class _Slot:
     offset: int
 
     @property
+    def values(self) -> int:
+        """Bytes of its values."""
+        return stored_size(math.prod(self.weight.shape), self.rule)
+
+    @property
+    def blocks(self) -> int:
+        """Offset of the float16 scales of its blocks."""
+        return _aligned(self.offset + self.values)
+
+    @property
+    def blocks_size(self) -> int:
+        """Bytes of these scales."""
+        count = math.prod(self.weight.shape)
+        return 2 * (count // self.rule.block) if self.rule.block else 0
+
+    @property
+    def end(self) -> int:
+        """First byte after all of it."""
+        return self.blocks + self.blocks_size if self.rule.block else self.offset + self.values
+
+    @property
     def size(self) -> int:
-        return _stored_size(self.weight, self.rule)
+        """Bytes of values and scales outside the header."""
+        return self.values + self.blocks_size
 
 
 def bind_weights(
@@ -97,7 +119,7 @@ def bind_weights(
     with target.open("wb") as file:
         stream = _Stream(weights, inputs or {}, header.data, file.fileno())
         _write_all(slots, stream, on_weight)
-        file.truncate(_aligned(slots[-1].offset + slots[-1].size))
+        file.truncate(_aligned(slots[-1].end))
         file.write(header.data)
     return tuple(
         BoundWeight(slot.weight.name, slot.rule.weights, slot.rule.granularity, slot.size)
@@ -113,17 +135,15 @@ def _lay_out(
     for weight in graph:
         if weight.kind != "bias":
             place, rule = header.places[weight.name], rules[weight.name]
-            size = _stored_size(weight, rule)
+            slot = _Slot(weight, rule, place, offset)
             struct.pack_into("<Q", header.data, place.offset, offset)
-            struct.pack_into("<Q", header.data, place.size, size)
-            slots.append(_Slot(weight, rule, place, offset))
-            offset = _aligned(offset + size)
+            struct.pack_into("<Q", header.data, place.size, slot.values)
+            if rule.block:
+                struct.pack_into("<Q", header.data, place.blocks_offset, slot.blocks)
+                struct.pack_into("<Q", header.data, place.blocks_size, slot.blocks_size)
+            slots.append(slot)
+            offset = _aligned(slot.end)
     return slots
-
-
-def _stored_size(weight: GraphWeight, rule: QuantizationRule) -> int:
-    count = math.prod(weight.shape)
-    return count if rule.weights == "int8" else 4 * count
 
 
 def _aligned(offset: int) -> int:
@@ -204,14 +224,21 @@ class _Stream:
                 stored = quantize_rows(rows, slot.rule, amplitude, feedback)
                 _write(self._file, stored.data, offset)
                 offset += len(stored.data)
-                if stored.scales is not None:
-                    position = slot.place.scales + 4 * (first + start)
-                    end = position + 4 * len(stored.scales)
-                    self._header[position:end] = stored.scales.tobytes()
+                self._write_scales(slot, first + start, stored)
             first += self._weights[part].shape[0]
 
+    def _write_scales(self, slot: _Slot, row: int, stored: QuantizedRows) -> None:
+        if stored.scales is None:
+            return
+        data = stored.scales.tobytes()
+        if slot.rule.block:
+            _write(self._file, data, slot.blocks + row * (len(data) // len(stored.scales)))
+        else:
+            position = slot.place.scales + 4 * row
+            self._header[position : position + len(data)] = data
+
     def _amplitude(self, slot: _Slot) -> float | None:
-        if slot.rule.weights != "int8" or slot.rule.granularity != "tensor":
+        if not slot.rule.integer or slot.rule.granularity != "tensor":
             return None
         chunks = (rows for part in slot.weight.parts for _, rows in self._chunks(part))
         return max(float(np.abs(rows).max()) for rows in chunks)

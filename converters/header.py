@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,21 @@ from converters.flatbuffer import (
 )
 from converters.kept import fetch, keep
 from converters.skeleton import WEIGHT_INPUT_PREFIX, bias_pattern
-from hermes.errors import NativeToolError
+from converters.unpacking import unpack_before_use
+from hermes.errors import NativeToolError, UsageError
 from hermes.recipe import QuantizationRule
 from hermes.signatures import GraphWeight
 
 _READERS = {
     "matrix": {("FULLY_CONNECTED", 1), ("EMBEDDING_LOOKUP", 1)},
     "gain": {("MUL", 0), ("MUL", 1)},
+}
+_LOOKUP = ("EMBEDDING_LOOKUP", 1)
+_TYPES = {
+    "float32": schema.TensorType.FLOAT32,
+    "float16": schema.TensorType.FLOAT16,
+    "int8": schema.TensorType.INT8,
+    "int4": schema.TensorType.INT4,
 }
 # Positions in the vtables of the schema's tables.
 _BUFFER_DATA, _BUFFER_OFFSET, _BUFFER_SIZE, _SCALE = 4, 6, 8, 8
@@ -46,11 +54,15 @@ class Place:
         offset: of the uint64 with the weight's offset in the file.
         size: of the uint64 with its bytes.
         scales: of its float32 scales, one a row; 0 if it has none.
+        blocks_offset: of the uint64 with the offset of scales outside the header; 0 if none are.
+        blocks_size: of the uint64 with their bytes.
     """
 
     offset: int
     size: int
     scales: int
+    blocks_offset: int = 0
+    blocks_size: int = 0
 
 
 @dataclass(frozen=True)
@@ -116,26 +128,42 @@ def make_header(
 
 @dataclass
 class _Slot:
-    """A weight of the unpacked model: its buffer and its scales."""
+    """A weight of the unpacked model: its buffer, and its scales or their buffer."""
 
     weight: GraphWeight
+    rule: QuantizationRule
     index: int
     quantization: SharedQuantization | None
+    blocks: int
 
 
 def _open_slot(model: Any, weight: GraphWeight, rule: QuantizationRule) -> _Slot:
-    """A new buffer for the weight; numbers that are not the default are written out."""
+    """New buffers for the weight and for the scales of its blocks."""
+    index, blocks, quantization = _outside(model), 0, None
+    if rule.block:
+        if weight.shape[1] % rule.block:
+            raise UsageError(
+                f"{weight.parts[0]} has {weight.shape[1]} columns",
+                expected=f"a multiple of {rule.block} for granularity {rule.granularity}",
+                todo="give it a rule with granularity channel",
+            )
+        blocks = _outside(model)
+    elif rule.integer:
+        quantization = SharedQuantization()
+        rows = weight.shape[0]
+        # The packer writes equal vectors once, and these are to become different ones.
+        quantization.scale = np.full(rows, index, dtype=np.float32)
+        quantization.zeroPoint = np.zeros(rows, dtype=np.int64)
+        quantization.quantizedDimension = 0
+    return _Slot(weight, rule, index, quantization, blocks)
+
+
+def _outside(model: Any) -> int:
+    """Index of a new buffer outside the header; numbers that are not the default are written."""
     buffer = schema.BufferT()
     buffer.offset, buffer.size = 1, 1
     model.buffers.append(buffer)
-    quantization = None
-    if rule.weights == "int8":
-        quantization = SharedQuantization()
-        rows = weight.shape[0]
-        quantization.scale = np.zeros(rows, dtype=np.float32)
-        quantization.zeroPoint = np.zeros(rows, dtype=np.int64)
-        quantization.quantizedDimension = 0
-    return _Slot(weight, len(model.buffers) - 1, quantization)
+    return len(model.buffers) - 1
 
 
 def _drop_weight_inputs(model: Any, slots: Mapping[str, _Slot]) -> dict[str, tuple[int, int]]:
@@ -155,7 +183,9 @@ def _drop_weight_inputs(model: Any, slots: Mapping[str, _Slot]) -> dict[str, tup
             )
         readers = _readers(model, subgraph)
         for name, index in found.items():
-            _make_constant(subgraph.tensors[index], slots[name], readers.get(index, set()))
+            _make_constant(subgraph, index, slots[name], readers.get(index, set()))
+            if slots[name].rule.unpacked:
+                unpack_before_use(model, subgraph, index)
             examples.setdefault(name, (signature.subgraphIndex, index))
         dropped = set(found.values())
         subgraph.inputs = [index for index in subgraph.inputs if index not in dropped]
@@ -163,18 +193,42 @@ def _drop_weight_inputs(model: Any, slots: Mapping[str, _Slot]) -> dict[str, tup
     return examples
 
 
-def _make_constant(tensor: Any, slot: _Slot, readers: set[tuple[str, int]]) -> None:
-    weight, allowed = slot.weight, _READERS[slot.weight.kind]
+def _make_constant(subgraph: Any, index: int, slot: _Slot, readers: set[tuple[str, int]]) -> None:
+    tensor, weight, allowed = subgraph.tensors[index], slot.weight, _READERS[slot.weight.kind]
     shape = tuple(int(length) for length in tensor.shape)
     if readers - allowed or shape != weight.shape:
         raise NativeToolError(
             f"weight {weight.name} of shape {list(shape)} is read by {sorted(readers - allowed)}",
             expected=f"{list(weight.shape)}, {sorted(allowed)}",
         )
+    if slot.rule.weights == "float16" and _LOOKUP in readers:
+        raise UsageError(
+            f"{weight.parts[0]} is looked up by token",
+            expected="float32, int8 or int4: the runtime looks up no float16 table",
+            todo="put a rule for it in front of the float16 one",
+        )
     tensor.buffer = slot.index
-    if slot.quantization is not None:
-        tensor.type = schema.TensorType.INT8
+    tensor.type = _TYPES[slot.rule.weights]
+    if slot.blocks:
+        tensor.quantization = _block_quantization(subgraph, tensor, slot)
+    elif slot.quantization is not None:
         tensor.quantization = slot.quantization
+
+
+def _block_quantization(subgraph: Any, tensor: Any, slot: _Slot) -> Any:
+    """Scales of blocks are a tensor of their own, in every subgraph."""
+    scales = schema.TensorT()
+    scales.name = tensor.name + b":scales"
+    scales.shape = np.array([tensor.shape[0], tensor.shape[1] // slot.rule.block], dtype=np.int32)
+    scales.type, scales.buffer = schema.TensorType.FLOAT16, slot.blocks
+    subgraph.tensors.append(scales)
+    details = schema.BlockwiseQuantizationT()
+    details.scales, details.zeroPoints = len(subgraph.tensors) - 1, -1
+    details.blockSize = slot.rule.block
+    quantization = schema.QuantizationParametersT()
+    quantization.detailsType = schema.QuantizationDetails.BlockwiseQuantization
+    quantization.details = details
+    return quantization
 
 
 def _readers(model: Any, subgraph: Any) -> dict[int, set[tuple[str, int]]]:
@@ -211,7 +265,15 @@ def _place(packed: Any, slot: _Slot, example: tuple[int, int] | None) -> Place:
     if slot.quantization is not None and example is not None:
         tensor = packed.Subgraphs(example[0]).Tensors(example[1])
         scales = _vector(tensor.Quantization()._tab, _SCALE)
-    return Place(_field(buffer, _BUFFER_OFFSET), _field(buffer, _BUFFER_SIZE), scales)
+    place = Place(_field(buffer, _BUFFER_OFFSET), _field(buffer, _BUFFER_SIZE), scales)
+    if not slot.blocks:
+        return place
+    blocks = packed.Buffers(slot.blocks)._tab
+    return replace(
+        place,
+        blocks_offset=_field(blocks, _BUFFER_OFFSET),
+        blocks_size=_field(blocks, _BUFFER_SIZE),
+    )
 
 
 def _field(table: Any, entry: int) -> int:
@@ -229,10 +291,10 @@ def _key(
     facts = {
         "skeleton": hashlib.sha256(skeleton.read_bytes()).hexdigest(),
         "weights": [asdict(weight) for weight in weights],
-        "rules": {name: rule.weights for name, rule in rules.items()},
+        "rules": {name: [rule.weights, rule.block, rule.unpacked] for name, rule in rules.items()},
         "code": [
             hashlib.sha256((here / name).read_bytes()).hexdigest()
-            for name in ("header.py", "flatbuffer.py", "skeleton.py")
+            for name in ("header.py", "flatbuffer.py", "packing.py", "skeleton.py")
         ],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

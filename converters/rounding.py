@@ -16,7 +16,6 @@ DAMPING = 0.1
 """Weight of the errors off the calibration tokens, relative to the tokens' mean energy."""
 BLOCK = 16
 """Columns between two updates of the outputs; within a block corrections go column by column."""
-LARGEST = 127
 
 Floats = NDArray[np.float32]
 
@@ -34,34 +33,37 @@ class ErrorFeedback:
         self._tokens: Floats = np.ascontiguousarray(inputs.T)  # [C, T]
         self._gains: Floats = _gains(inputs.astype(np.float64), damping)  # [C, T]
 
-    def round(self, rows: Floats, scales: Floats) -> NDArray[np.int8]:
-        """[R, C] rows and their scales [R] give int8 [R, C]."""
-        weights = np.ascontiguousarray((rows / scales[:, None]).T)  # in units of the scale
+    def round(self, rows: Floats, scales: Floats, limits: tuple[int, int]) -> NDArray[np.int8]:
+        """Integers [R, C] of the rows.
+
+        Args:
+            rows: [R, C].
+            scales: [R, G], of G equal groups of neighbouring columns.
+            limits: smallest and largest integer.
+        """
+        weights = np.ascontiguousarray(rows.T)
+        by_column = np.ascontiguousarray(scales.T)  # [G, R]
+        width = self.columns // len(by_column)
         rounded = np.empty(weights.shape, dtype=np.int8)
         outputs = np.zeros((self._tokens.shape[1], len(rows)), dtype=np.float32)
         for start in range(0, self.columns, BLOCK):
-            block = slice(start, start + BLOCK)
+            block = slice(start, min(start + BLOCK, self.columns))
             tokens, gains = self._tokens[block], self._gains[block]
             wanted = weights[block] + gains @ outputs
-            errors = self._round_block(weights[block], wanted, gains @ tokens.T, rounded[block])
+            within = gains @ tokens.T
+            errors = np.empty_like(wanted)
+            for column in range(len(wanted)):
+                value, scale = wanted[column], by_column[(start + column) // width]
+                if column:
+                    value += within[column, :column] @ errors[:column]
+                value /= scale
+                np.rint(value, out=value)
+                np.clip(value, *limits, out=value)
+                rounded[start + column] = value
+                value *= scale
+                np.subtract(weights[start + column], value, out=errors[column])
             outputs += tokens.T @ errors
         return np.ascontiguousarray(rounded.T)
-
-    @staticmethod
-    def _round_block(
-        weights: Floats, wanted: Floats, gains: Floats, rounded: NDArray[np.int8]
-    ) -> Floats:
-        """Fill `rounded`; errors [B, R] of the block's columns."""
-        errors = np.empty_like(weights)
-        for column in range(len(weights)):
-            value = wanted[column]
-            if column:
-                value += gains[column, :column] @ errors[:column]
-            np.rint(value, out=value)
-            np.clip(value, -LARGEST, LARGEST, out=value)
-            rounded[column] = value
-            np.subtract(weights[column], value, out=errors[column])
-        return errors
 
 
 def _gains(inputs: NDArray[np.float64], damping: float) -> Floats:

@@ -18,8 +18,9 @@ from typing import Any, Literal, TypeVar, cast
 from hermes.assets import assets_folder
 from hermes.errors import UsageError
 
-WeightType = Literal["float32", "int8"]
-Granularity = Literal["channel", "tensor"]
+WeightType = Literal["float32", "float16", "int8", "int4"]
+Granularity = Literal["channel", "tensor", "block32"]
+Activations = Literal["int8", "float32"]
 Rounding = Literal["nearest", "calibrated"]
 
 
@@ -86,14 +87,42 @@ class QuantizationRule:
         tensors: shell pattern over the Hermes names of matrices (`layers.*.mlp.down_proj.weight`);
             norm gains and biases are always float32.
         weights: stored element type.
-        granularity: one scale per output channel, or one per tensor.
+        granularity: one scale per output channel, one per tensor, or one per 32 neighbouring
+            columns of a row (int4 only).
+        activations: what integer weights are multiplied by: activations quantized per token at run
+            time, or floats, for which the runtime unpacks the weights when it loads them.
         rounding: to nearest, or such that errors cancel on the calibration tokens.
     """
 
     tensors: str
     weights: WeightType = "int8"
     granularity: Granularity = "channel"
+    activations: Activations = "int8"
     rounding: Rounding = "nearest"
+
+    @property
+    def integer(self) -> bool:
+        """Stored as integers with scales."""
+        return self.weights in ("int8", "int4")
+
+    @property
+    def block(self) -> int:
+        """Columns that share a scale; 0 where a whole row does."""
+        return 32 if self.granularity == "block32" else 0
+
+    @property
+    def unpacked(self) -> bool:
+        """The graph turns the matrix into floats before it multiplies."""
+        return self.weights == "float16" or (self.integer and self.activations == "float32")
+
+    def problems(self) -> list[str]:
+        """Combinations that no kernel has."""
+        found = []
+        if self.block and (self.weights != "int4" or self.activations != "int8"):
+            found.append("granularity block32 is for int4 weights with int8 activations")
+        if self.weights == "int4" and self.granularity == "tensor":
+            found.append("int4 weights need granularity channel or block32")
+        return [f"rule {self.tensors}: {problem}" for problem in found]
 
 
 @dataclass(frozen=True)
@@ -240,8 +269,9 @@ _SECTIONS = (
     "limits",
 )
 _CHOICES = {
-    "weights": ("float32", "int8"),
-    "granularity": ("channel", "tensor"),
+    "weights": ("float32", "float16", "int8", "int4"),
+    "granularity": ("channel", "tensor", "block32"),
+    "activations": ("int8", "float32"),
     "rounding": ("nearest", "calibrated"),
 }
 
@@ -279,6 +309,7 @@ def parse_recipe(values: Mapping[str, Any], where: str, default_name: str) -> Re
         rule = _section(QuantizationRule, entry, f"quantization[{index}]", problems)
         if rule is not None:
             rules.append(rule)
+            problems.extend(rule.problems())
     for part in (shapes, calibration, limits):
         problems.extend(part.problems() if part is not None else ())
     for key in ("name", "description"):

@@ -98,12 +98,12 @@ def test_a_recipe_file_is_read_with_defaults(tmp_path: Path) -> None:
         ({"quantization": [{}]}, ["quantization[0] has no tensors pattern"]),
         ({"quantization": [{"tensors": 3}]}, ["quantization[0].tensors is 3", "str"]),
         (
-            {"quantization": [{"tensors": "*"}, {"tensors": "*", "weights": "int4"}]},
-            ["quantization[1].weights is 'int4'", "float32 or int8"],
+            {"quantization": [{"tensors": "*"}, {"tensors": "*", "weights": "int3"}]},
+            ["quantization[1].weights is 'int3'", "int8 or int4"],
         ),
         (
             {"quantization": [{"tensors": "*", "granularity": "block"}]},
-            ["quantization[0].granularity is 'block'", "channel or tensor"],
+            ["quantization[0].granularity is 'block'", "channel or tensor or block32"],
         ),
         ({"limits": {"kl": 0.1}}, ["unknown field limits.kl"]),
         ({"limits": {"kl_mean": "low"}}, ["limits.kl_mean is 'low'", "float"]),

@@ -9,6 +9,7 @@ from converters.quantize import quantize_rows
 from converters.rounding import DAMPING, ErrorFeedback
 from hermes.recipe import QuantizationRule
 
+LIMITS = (-127, 127)
 RULE = QuantizationRule("*", "int8", "channel", "calibrated")
 
 
@@ -34,7 +35,7 @@ def test_equal_to_dense_gptq(tokens: int, columns: int) -> None:
     inputs[0] *= 20  # a token like the first of a text
     weights = generator.standard_normal((30, columns)).astype(np.float32)
     scales = np.abs(weights).max(axis=1) / np.float32(127)
-    found = ErrorFeedback(inputs).round(weights, scales)
+    found = ErrorFeedback(inputs).round(weights, scales[:, None], LIMITS)
     wanted = dense_gptq(weights, inputs.astype(np.float64), scales)
     # One value at the edge between two integers changes what follows it in its row.
     same = (found == wanted).all(axis=1).mean()
@@ -49,7 +50,7 @@ def test_a_sign_error_would_be_seen() -> None:
     scales = np.abs(weights).max(axis=1) / np.float32(127)
     feedback = ErrorFeedback(inputs)
     feedback._gains = -feedback._gains
-    wrong = feedback.round(weights, scales)
+    wrong = feedback.round(weights, scales[:, None], LIMITS)
     wanted = dense_gptq(weights, inputs.astype(np.float64), scales)
     assert (wrong == wanted).all(axis=1).mean() < 0.2
 
