@@ -20,7 +20,8 @@ from hermes.rewrite import mix
 from hermes.rewrite.inputs import Inputs
 from hermes.rewrite.model import Numbers, RewritableModel, by_row_factors, by_rows
 
-NAME = "balance_pairs"
+NAME = "balance_feed_forward"
+VALUES = "balance_values"
 EXPONENT = 0.3
 """Share of a channel's magnitude that moves, in logarithms; see docs/quantization.md."""
 SMALLEST = 1e-3
@@ -29,34 +30,45 @@ SMALLEST = 1e-3
 Scales = Callable[[], NDArray[np.float64]]
 
 
-def balance_pairs(model: RewritableModel) -> RewritableModel:
-    """up/down and v/o: rows of the first divided, columns of the second multiplied by s.
+def balance_feed_forward(model: RewritableModel) -> RewritableModel:
+    """up/down: rows of up divided, columns of down multiplied by s.
 
-    s = rms(channel) ^ EXPONENT, divided by its geometric mean. A value channel feeds every query
-    head of its group, so the columns of o that read it share its scale.
+    s = rms(channel) ^ EXPONENT, divided by its geometric mean.
     """
-    model.refuse_again(NAME)
     model.refuse_after(NAME, mix.NAME)
+    return _balanced(model, NAME, "mlp.up_proj", "mlp.down_proj", 1)
+
+
+def balance_values(model: RewritableModel) -> RewritableModel:
+    """v/o, in the same way.
+
+    A value channel feeds every query head of its group, so the columns of o that read it share its
+    scale. The cached values are divided by it too.
+    """
+    groups = model.config.num_query_groups
+    return _balanced(model, VALUES, "self_attn.v_proj", "self_attn.o_proj", groups)
+
+
+def _balanced(
+    model: RewritableModel, rewrite: str, maker: str, reader: str, groups: int
+) -> RewritableModel:
+    model.refuse_again(rewrite)
     changed: dict[str, LazyTensor] = {}
     inputs: dict[str, Inputs] = {}
-    config = model.config
-    for layer in range(config.num_layers):
-        for maker, reader, groups in (
-            ("mlp.up_proj", "mlp.down_proj", 1),
-            ("self_attn.v_proj", "self_attn.o_proj", config.num_query_groups),
-        ):
-            made_by, read_by = f"layers.{layer}.{maker}", f"layers.{layer}.{reader}.weight"
-            seen = model.inputs_of(NAME, read_by)
-            made = functools.cache(functools.partial(_scales, seen, groups, config.head_dim))
-            read = functools.partial(_repeated, made, groups, config.head_dim)
-            for name in (f"{made_by}.weight", f"{made_by}.bias"):
-                if name in model.weights:
-                    inverse = functools.partial(_inverse, made)
-                    changed[name] = by_row_factors(model.weights[name], inverse, model.dtype)
-            multiplied = functools.partial(_multiplied, read)
-            changed[read_by] = by_rows(model.weights[read_by], multiplied, model.dtype)
-            inputs[read_by] = functools.cache(functools.partial(_divided, seen, read))
-    return model.changed(NAME, changed, inputs=inputs)
+    width = model.config.head_dim
+    for layer in range(model.config.num_layers):
+        made_by, read_by = f"layers.{layer}.{maker}", f"layers.{layer}.{reader}.weight"
+        seen = model.inputs_of(rewrite, read_by)
+        made = functools.cache(functools.partial(_scales, seen, groups, width))
+        read = functools.partial(_repeated, made, groups, width)
+        inverse = functools.partial(_inverse, made)
+        for name in (f"{made_by}.weight", f"{made_by}.bias"):
+            if name in model.weights:
+                changed[name] = by_row_factors(model.weights[name], inverse, model.dtype)
+        multiplied = functools.partial(_multiplied, read)
+        changed[read_by] = by_rows(model.weights[read_by], multiplied, model.dtype)
+        inputs[read_by] = functools.cache(functools.partial(_divided, seen, read))
+    return model.changed(rewrite, changed, inputs=inputs)
 
 
 def _scales(seen: Inputs, groups: int, width: int) -> NDArray[np.float64]:

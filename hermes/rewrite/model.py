@@ -196,7 +196,7 @@ def rewrite_model(
     Raises:
         UsageError: an unknown name or an order in which a rewrite is not exact.
     """
-    from hermes.rewrite.balance import balance_pairs
+    from hermes.rewrite.balance import balance_feed_forward, balance_values
     from hermes.rewrite.fold import fold_norm_gains
     from hermes.rewrite.mix import mix_down_input
     from hermes.rewrite.rotate import rotate_residual
@@ -206,7 +206,8 @@ def rewrite_model(
         "fold_norm_gains": fold_norm_gains,
         "fold_attention_scale": fold_attention_scale,
         "rotate_residual": rotate_residual,
-        "balance_pairs": balance_pairs,
+        "balance_feed_forward": balance_feed_forward,
+        "balance_values": balance_values,
         "mix_down_input": mix_down_input,
     }
     inputs = record_inputs(config, weights, calibration) if calibration else {}

