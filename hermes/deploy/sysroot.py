@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import hermes
 from hermes.deploy.debian import DebianPackages, Package, host_architecture, unpack
 from hermes.deploy.probe import check_processor
 from hermes.deploy.wheels import fetch_wheels, pinned, unpack_wheels
-from hermes.errors import ResourceError
+from hermes.errors import NativeToolError, ResourceError
 from hermes.progress import OnProgress, Progress, silent
 from hermes.runners.process import Launcher
 
@@ -30,6 +31,10 @@ DEBIAN_PACKAGES = ("python3-minimal", f"libpython{PYTHON}-stdlib", "libstdc++6")
 PYTHON_PACKAGES = ("litert-lm-api", "ai-edge-litert")
 SCHEMA = 1
 _MANIFEST = "manifest.json"
+_IMPORTED = (
+    "hermes.runners.worker, hermes.runners.compiled_model, ai_edge_litert.compiled_model, "
+    "ai_edge_litert.interpreter, litert_lm"
+)
 # The emulated programs would otherwise read the host's, and XNNPACK's choice of kernels by an
 # x86 /proc/cpuinfo ends in a segmentation fault.
 _CPUINFO = """processor\t: 0
@@ -130,6 +135,8 @@ def build_sysroot(
         work, made = cache / "arm64.fetched", cache / "arm64.new"
         try:
             sources = _fill(made, work, mirror, on_progress)
+            on_progress(Progress("compiling its Python modules"))
+            _compile(Sysroot(made).launcher())
             on_progress(Progress("self-test of the emulated core"))
             tested = Sysroot(made).check()
             manifest = {"key": _key(), "core": CORE, "sources": sources, "self_test": tested}
@@ -167,6 +174,26 @@ def _fill(made: Path, work: Path, mirror: str | None, on_progress: OnProgress) -
     (made / "root" / "proc").mkdir(exist_ok=True)
     (made / "root" / "proc" / "cpuinfo").write_text(_CPUINFO, encoding="ascii")
     return [_named(package) for package in (*emulator, *system)] + [item.name for item in wheels]
+
+
+def _compile(launcher: Launcher) -> None:
+    """Import once what workers import, so that Python keeps it compiled: ten seconds less each."""
+    code = f"import sys; sys.path[:] = {list(launcher.path)!r}; import {_IMPORTED}"
+    settings = dict(os.environ)
+    settings.pop("PYTHONDONTWRITEBYTECODE", None)
+    done = subprocess.run(
+        [*launcher.command, "-X", "faulthandler", "-c", code],
+        capture_output=True,
+        text=True,
+        env=settings,
+        timeout=600,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise NativeToolError(
+            f"the emulated Python ended with status {done.returncode}",
+            problems=[f"it printed: {line}" for line in done.stderr.splitlines()[-6:]],
+        )
 
 
 def _named(package: Package) -> str:
