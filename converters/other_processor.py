@@ -62,7 +62,7 @@ def arm64_rung(
         self_test=sysroot.check,
         floats=floats,
         bundled=Pair(files.here, there(files.unpacked)),
-        quantized=any(rule.weights == "int8" for rule in recipe.quantization),
+        quantized=any(rule.weights != "float32" for rule in recipe.quantization),
         runtime=runtime,
         desktop=files.desktop,
         data=data,

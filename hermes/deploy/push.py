@@ -71,6 +71,7 @@ class Push:
     def run(self, on_progress: OnProgress = silent) -> Pushed:
         """Everything; after a failure the device has the old file and no part of the new one."""
         if self._hash_there(self.target) == self.sha256:
+            self._forget_part()
             return Pushed(self.target, self.size, self.sha256, False)
         try:
             self.prepare()

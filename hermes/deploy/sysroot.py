@@ -145,10 +145,13 @@ def build_sysroot(
             raise ResourceError(
                 f"the Arm64 runtime could not be built: {error}", expected="about 1 GB of room"
             ) from error
-        target = cache / "arm64"
-        shutil.rmtree(target, ignore_errors=True)
+        target, old = cache / "arm64", cache / "arm64.old"
+        shutil.rmtree(old, ignore_errors=True)
+        if target.exists():
+            target.rename(old)
         made.rename(target)
-        shutil.rmtree(work, ignore_errors=True)
+        for folder in (old, work):
+            shutil.rmtree(folder, ignore_errors=True)
     return Sysroot(target)
 
 
