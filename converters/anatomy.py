@@ -6,6 +6,7 @@ import mmap
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from hermes.errors import BadInputError
 _MAIN = "tf_lite_prefill_decode"
 _TOKENIZERS = ("SP_Tokenizer", "HF_Tokenizer_Zlib")
 _SCATTERS = ("STABLEHLO_SCATTER", "SCATTER_ND")
-_READERS = ("FULLY_CONNECTED", "BATCH_MATMUL", "EMBEDDING_LOOKUP", "GATHER")
+_PRODUCTS = ("FULLY_CONNECTED", "BATCH_MATMUL")
+_READERS = (*_PRODUCTS, "EMBEDDING_LOOKUP", "GATHER")
 _CACHE_PATTERN = "{}[._]*cache*"
 _Damage = (struct.error, LookupError, TypeError, AttributeError, ValueError)
 
@@ -163,8 +165,11 @@ class _Graph:
             )
 
     def constants(self) -> Iterator[ConstantFact]:
-        """Matrices with the operator that reads them."""
-        seen: set[int] = set()
+        """Matrices, each buffer once, with the operator that reads it.
+
+        Of a table that is looked up and multiplied with it is the product, which packs it.
+        """
+        found: dict[int, ConstantFact] = {}
         for graph in map(self.model.Subgraphs, range(self.model.SubgraphsLength())):
             positions = self._positions(graph)
             for name, operator in self._operators(graph):
@@ -173,22 +178,31 @@ class _Graph:
                 reads = [operator.Inputs(i) for i in range(operator.InputsLength())]
                 for number in reads:
                     tensor = graph.Tensors(number) if number >= 0 else None
-                    if tensor is None or tensor.ShapeLength() < 2 or tensor.Buffer() in seen:
+                    if tensor is None or tensor.ShapeLength() < 2:
                         continue
-                    size = _stored_bytes(self.model.Buffers(tensor.Buffer()))
-                    if not size:
-                        continue
-                    seen.add(tensor.Buffer())
-                    scales = tensor.Quantization()
-                    yield ConstantFact(
-                        name=tensor.Name().decode(errors="replace"),
-                        operator=name,
-                        dtype=self._types[tensor.Type()],
-                        shape=_shape(tensor),
-                        size=size,
-                        scales=0 if scales is None else scales.ScaleLength(),
-                        by_position=bool(positions.intersection(reads)),
-                    )
+                    known = found.get(tensor.Buffer())
+                    if known is None:
+                        fact = self._constant(tensor, name, bool(positions.intersection(reads)))
+                        if fact is not None:
+                            found[tensor.Buffer()] = fact
+                    elif name in _PRODUCTS:
+                        found[tensor.Buffer()] = replace(known, operator=name)
+        yield from found.values()
+
+    def _constant(self, tensor: Any, operator: str, by_position: bool) -> ConstantFact | None:
+        size = _stored_bytes(self.model.Buffers(tensor.Buffer()))
+        scales = tensor.Quantization()
+        if not size:
+            return None
+        return ConstantFact(
+            name=tensor.Name().decode(errors="replace"),
+            operator=operator,
+            dtype=self._types[tensor.Type()],
+            shape=_shape(tensor),
+            size=size,
+            scales=0 if scales is None else scales.ScaleLength(),
+            by_position=by_position,
+        )
 
     def _operators(self, graph: Any) -> Iterator[tuple[str, Any]]:
         for index in range(graph.OperatorsLength()):

@@ -77,7 +77,7 @@ def snippet(language: str, facts: AppFacts) -> str:
     lines = {
         "FILE": facts.path.name,
         "FILE_TEXT": quote(facts.path.name),
-        "PATH_TEXT": quote(str(facts.path)),
+        "PATH_TEXT": quote(str(facts.path.resolve())),
         "CLASS": _class_name(facts.path.stem),
         "CONTEXT": str(facts.context),
         "STOPS": facts.stops,

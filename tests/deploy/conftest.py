@@ -30,7 +30,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
                 target,
                 recipe=recipe,
                 context=128,
-                prefill=(1, 8),
+                prefill=(1,),
                 verify=False,
             )
             convert(options)

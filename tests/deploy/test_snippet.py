@@ -11,8 +11,10 @@ from pathlib import Path
 import broken_bundles as broken
 import pytest
 
+from converters.anatomy import describe
 from converters.integrity import check_integrity
 from hermes.cli import app, run_command
+from hermes.deploy.lint_device import estimate
 from hermes.runners.litert_lm import LiteRtLmRunner
 
 
@@ -38,7 +40,9 @@ def test_the_python_snippet_answers_as_the_runtime_does(
     assert done.returncode == 0, done.stderr
     assert done.stdout == "".join(turn.generation.text + "\n" for turn in turns)
     tag = str(check_integrity(embedded).digest)[:12]
-    assert list((tmp_path / ".cache" / f"litertlm-{tag}").iterdir())
+    (packed,) = (tmp_path / ".cache" / f"litertlm-{tag}").iterdir()
+    estimated = estimate(describe(embedded)).weight_cache
+    assert 0.95 < packed.stat().st_size / estimated < 1.15
     assert not list(embedded.parent.glob("*cache_*"))
 
 
