@@ -97,7 +97,7 @@ class Push:
         if made.status != 0:
             raise self._refused(made)
         room = self._adb.demand(f"df -P -k {folder}", f"ask for the room in {self._folder}")
-        free = _available(room)
+        free = available_bytes(room)
         if free is not None and free < self.size:
             raise self._no_room(f"{free / 1e6:.1f} MB are free")
 
@@ -158,7 +158,7 @@ class Push:
         return DeviceError(f"{self._adb.serial}: the push failed: {done.said}")
 
 
-def _available(listing: str) -> int | None:
+def available_bytes(listing: str) -> int | None:
     """Free bytes from POSIX `df -k`; None where it cannot be read."""
     words = listing.strip().splitlines()[-1].split() if listing.strip() else []
     return int(words[3]) * 1024 if len(words) >= 6 and words[3].isdigit() else None

@@ -72,6 +72,18 @@ def test_a_core_without_the_instructions_of_litert(sysroot: Sysroot) -> None:
         sysroot.check("cortex-a53")
 
 
+def test_a_sysroot_that_shows_the_cpuinfo_of_this_machine(sysroot: Sysroot, tmp_path: Path) -> None:
+    """The trap that the sysroot's own /proc/cpuinfo closes."""
+    (tmp_path / "root").mkdir()
+    for name in ("emulator", "site"):
+        (tmp_path / name).symlink_to(sysroot.path / name)
+    for entry in (sysroot.path / "root").iterdir():
+        if entry.name != "proc":
+            (tmp_path / "root" / entry.name).symlink_to(entry)
+    with pytest.raises(NativeToolError, match="SIGSEGV"):
+        Sysroot(tmp_path).check()
+
+
 @pytest.mark.parametrize("wrong", ["float", "int8", "nan"])
 def test_wrong_logits_are_garbage(wrong: str) -> None:
     known = known_probe()

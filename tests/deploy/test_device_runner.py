@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hermes.deploy.device_runner import DeviceSpeed, read_speed
-from hermes.deploy.push import _available
+from hermes.deploy.push import available_bytes
 
 REPORT = """BenchmarkInfo:
   Time to first token: 1.25 s
@@ -26,6 +26,6 @@ def test_a_report_without_figures() -> None:
 
 
 def test_room_on_the_device() -> None:
-    assert _available(TOYBOX) == 66904544 * 1024
-    assert _available("") is None
-    assert _available("df: no such option\n") is None
+    assert available_bytes(TOYBOX) == 66904544 * 1024
+    assert available_bytes("") is None
+    assert available_bytes("df: no such option\n") is None
