@@ -17,7 +17,7 @@ from ai_edge_litert import schema_py_generated as schema
 from converters.flatbuffer import pack_model
 from converters.unpacking import multiply_as_stored
 from hermes.config import HermesConfig
-from hermes.errors import BadInputError
+from hermes.errors import BadInputError, NativeToolError
 from hermes.recipe import GraphOptions
 from hermes.signatures import GraphWeight, graph_weights
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ALIGNMENT = 64
+_SCALES = b":scales"
 _WEIGHT = re.compile(rb"_weights_(?P<name>[a-z_]+(_\d+)?)$")
 
 
@@ -52,15 +53,18 @@ def rebind_floats(
     model = _read_header(bound)
     buffers = _find_weights(model, wanted, bound)
     # Without scales the header is shorter than it was, so the first constant may stay in place.
-    offset = min(buffer.offset for buffer in buffers.values())
+    first = offset = min(buffer.offset for buffer in buffers.values())
     with target.open("wb") as file:
         for name, buffer in buffers.items():
             file.seek(offset)
             buffer.offset, buffer.size = offset, _write_rows(wanted[name], weights, file)
             offset = _aligned(offset + buffer.size)
         file.truncate(offset)
+        header = pack_model(model)
+        if len(header) > first:
+            raise NativeToolError(f"the header of the float form grew over its {first} bytes")
         file.seek(0)
-        file.write(pack_model(model))
+        file.write(header)
 
 
 def _read_header(path: Path) -> Any:
@@ -76,23 +80,21 @@ def _find_weights(model: Any, wanted: Mapping[str, GraphWeight], path: Path) -> 
     found: dict[str, Any] = {}
     problems = []
     for subgraph in model.subgraphs:
-        here = set()
+        weights: set[int] = set()
         for index, tensor in enumerate(subgraph.tensors):
-            if (tensor.name or b"").endswith(b":scales"):
-                tensor.buffer = 0  # nothing reads it any more
+            if (tensor.name or b"").endswith(_SCALES):
+                _empty(model, tensor)
             match = _WEIGHT.search(tensor.name or b"")
             if match is None:
                 continue
-            name = match["name"].decode()
+            name, buffer = match["name"].decode(), model.buffers[tensor.buffer]
             if name not in wanted or tuple(tensor.shape) != wanted[name].shape:
                 problems.append(f"{name} {list(tensor.shape)} is none of the model's weights")
-                continue
-            buffer = model.buffers[tensor.buffer]
-            if found.setdefault(name, buffer) is not buffer:
+            elif found.setdefault(name, buffer) is not buffer:
                 problems.append(f"{name} is stored twice")
+            weights.add(index)
             tensor.type, tensor.quantization = schema.TensorType.FLOAT32, None
-            here.add(index)
-        multiply_as_stored(model, subgraph, here)
+        multiply_as_stored(model, subgraph, weights)
     problems += [f"{name} is missing" for name in wanted if name not in found]
     if problems:
         raise BadInputError(
@@ -101,6 +103,13 @@ def _find_weights(model: Any, wanted: Mapping[str, GraphWeight], path: Path) -> 
             todo="compare with the checkpoint and recipe that the bundle was made from",
         )
     return {name: found[name] for name in wanted}
+
+
+def _empty(model: Any, tensor: Any) -> None:
+    """Scales of blocks, which nothing reads any more."""
+    buffer = model.buffers[tensor.buffer]
+    buffer.data, buffer.offset, buffer.size = None, 0, 0
+    tensor.buffer = 0
 
 
 def _write_rows(weight: GraphWeight, weights: Mapping[str, Tensor], file: IO[bytes]) -> int:
