@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from ai_edge_litert import schema_py_generated as schema
+from numpy.typing import NDArray
 
 from converters.flatbuffer import operator_name
 
@@ -32,10 +34,10 @@ def unpack_before_use(model: Any, subgraph: Any, weight: int) -> None:
     subgraph.tensors.append(tensor)
     unpacked = len(subgraph.tensors) - 1
     for operator in readers:
-        operator.inputs[1] = unpacked
+        operator.inputs = _indices(operator.inputs[0], unpacked, *operator.inputs[2:])
     operator = schema.OperatorT()
     operator.opcodeIndex = _opcode(model)
-    operator.inputs, operator.outputs = [weight], [unpacked]
+    operator.inputs, operator.outputs = _indices(weight), _indices(unpacked)
     operator.builtinOptionsType = schema.BuiltinOptions.DequantizeOptions
     operator.builtinOptions = schema.DequantizeOptionsT()
     subgraph.operators.insert(0, operator)
@@ -51,8 +53,12 @@ def multiply_as_stored(model: Any, subgraph: Any, weights: set[int]) -> None:
         else:
             kept.append(operator)
     for operator in kept if replaced else ():
-        operator.inputs = [replaced.get(int(index), int(index)) for index in operator.inputs]
+        operator.inputs = _indices(*(replaced.get(int(index), index) for index in operator.inputs))
     subgraph.operators = kept
+
+
+def _indices(*values: int) -> NDArray[np.int32]:
+    return np.array(values, dtype=np.int32)
 
 
 def _opcode(model: Any) -> int:
