@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from converters.header import Header, Place, obtain_header
-from converters.quantize import QuantizedRows, quantize_rows, stored_size
+from converters.quantize import QuantizedRows, quantize_rows
 from converters.rounding import ErrorFeedback
 from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
@@ -62,7 +62,7 @@ class _Slot:
     @property
     def values(self) -> int:
         """Bytes of its values."""
-        return stored_size(math.prod(self.weight.shape), self.rule)
+        return self.rule.value_bytes(math.prod(self.weight.shape))
 
     @property
     def blocks(self) -> int:
@@ -72,8 +72,10 @@ class _Slot:
     @property
     def blocks_size(self) -> int:
         """Bytes of these scales."""
-        count = math.prod(self.weight.shape)
-        return 2 * (count // self.rule.block) if self.rule.block else 0
+        if not self.rule.block:
+            return 0
+        rows, columns = self.weight.shape
+        return self.rule.scale_bytes(rows, columns)
 
     @property
     def end(self) -> int:

@@ -91,9 +91,3 @@ def _packed(integers: NDArray[np.int8], rule: QuantizationRule) -> bytes:
         return integers.tobytes()
     halves = integers.reshape(-1, 2).view(np.uint8) & 15
     return (halves[:, 0] | halves[:, 1] << 4).tobytes()
-
-
-def stored_size(count: int, rule: QuantizationRule) -> int:
-    """Bytes of so many values."""
-    halves = {"float32": 8, "float16": 4, "int8": 2, "int4": 1}[rule.weights]
-    return -(-count * halves // 2)

@@ -164,10 +164,12 @@ def _shortages(cost: Cost, machine: Machine) -> list[str]:
 
 def _stored_bytes(weight: GraphWeight, recipe: Recipe) -> int:
     count = math.prod(weight.shape)
-    if weight.kind == "matrix" and recipe.rule_for(weight.parts[0]).weights == "int8":
-        # A float32 scale and an int64 zero point a row.
-        return count + 12 * weight.shape[0]
-    return 4 * count
+    if weight.kind != "matrix":
+        return 4 * count
+    rule, (rows, columns) = recipe.rule_for(weight.parts[0]), weight.shape
+    # Scales by row have an int64 zero point beside them.
+    zero_points = 8 * rows if rule.integer and not rule.block else 0
+    return rule.value_bytes(count) + rule.scale_bytes(rows, columns) + zero_points
 
 
 def _binding_memory(

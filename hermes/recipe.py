@@ -115,6 +115,17 @@ class QuantizationRule:
         """The graph turns the matrix into floats before it multiplies."""
         return self.weights == "float16" or (self.integer and self.activations == "float32")
 
+    def value_bytes(self, count: int) -> int:
+        """Bytes of so many values."""
+        halves = {"float32": 8, "float16": 4, "int8": 2, "int4": 1}[self.weights]
+        return -(-count * halves // 2)
+
+    def scale_bytes(self, rows: int, columns: int) -> int:
+        """Bytes of a matrix's scales: float32 by row, float16 by block."""
+        if not self.integer:
+            return 0
+        return 2 * rows * (columns // self.block) if self.block else 4 * rows
+
     def problems(self) -> list[str]:
         """Combinations that no kernel has."""
         found = []

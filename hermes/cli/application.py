@@ -38,7 +38,7 @@ LayoutName = Annotated[str, typer.Option("--layout", help="Layout of the checkpo
 Weights = Annotated[
     str | None, typer.Option("--weights", help="Which weight set of the file: ema, raw, or a key.")
 ]
-RecipeName = Annotated[str, typer.Option("--recipe", help="int8, float32, or a .toml file.")]
+RecipeName = Annotated[str, typer.Option("--recipe", help="A name (see assets/recipes) or a .toml file.")]
 Context = Annotated[int | None, typer.Option("--context", help="Slots of the KV cache.")]
 Prefill = Annotated[
     list[int] | None, typer.Option("--prefill", help="Prefill length; repeat for a ladder.")
