@@ -83,14 +83,14 @@ def test_a_doubled_start_token_is_red(bundle: Bundle, flatbuffer: FlatbufferRunn
     path = bundle(start_id=1, template=STARTING_TEMPLATE)
     names = red(rung(path, flatbuffer, data(start=None)))
     assert "start tokens in front of the first message" in names
-    assert "greedy tokens of 'hi' that agree" in names
     assert "tokens fed for 'the cat sat'" in names
 
 
 def test_a_missing_start_token_is_red(bundle: Bundle, flatbuffer: FlatbufferRunner) -> None:
     names = red(rung(bundle(), flatbuffer, data(start=1)))
-    assert "tokens fed for 'the cat sat'" in names
-    assert "greedy tokens of 'the cat sat' that agree" in names
+    # The runtime says what the flatbuffer says to what was fed; what was fed is wrong.
+    assert len(names) == 4
+    assert all(name.startswith("tokens fed for") for name in names)
 
 
 def test_a_missing_or_surplus_stop_token_is_red(
