@@ -217,17 +217,13 @@ class _Stream:
         self._feedback_of = functools.lru_cache(2 * WORKERS)(lambda seen: ErrorFeedback(seen()))
 
     def write(self, slot: _Slot) -> None:
-        """One weight, part by part."""
-        offset, first = slot.offset, 0
-        amplitude = self._amplitude(slot)
-        for part in slot.weight.parts:
-            feedback = self._feedback(slot.rule, part)
-            for start, rows in self._chunks(part, ROUNDED_ROWS if feedback else None):
-                stored = quantize_rows(rows, slot.rule, amplitude, feedback)
-                _write(self._file, stored.data, offset)
-                offset += len(stored.data)
-                self._write_scales(slot, first + start, stored)
-            first += self._weights[part].shape[0]
+        """One weight."""
+        offset, amplitude, feedback = slot.offset, self._amplitude(slot), self._feedback(slot)
+        for first, rows in self._chunks(slot.weight, ROUNDED_ROWS if feedback else 0):
+            stored = quantize_rows(rows, slot.rule, amplitude, feedback)
+            _write(self._file, stored.data, offset)
+            offset += len(stored.data)
+            self._write_scales(slot, first, stored)
 
     def _write_scales(self, slot: _Slot, row: int, stored: QuantizedRows) -> None:
         if stored.scales is None:
@@ -242,21 +238,34 @@ class _Stream:
     def _amplitude(self, slot: _Slot) -> float | None:
         if not slot.rule.integer or slot.rule.granularity != "tensor":
             return None
-        chunks = (rows for part in slot.weight.parts for _, rows in self._chunks(part))
-        return max(float(np.abs(rows).max()) for rows in chunks)
+        return max(float(np.abs(rows).max()) for _, rows in self._chunks(slot.weight))
 
-    def _feedback(self, rule: QuantizationRule, part: str) -> ErrorFeedback | None:
-        seen = self._inputs.get(part) if rule.rounding == "calibrated" else None
+    def _feedback(self, slot: _Slot) -> ErrorFeedback | None:
+        """Projections that share a matmul have the same inputs."""
+        if slot.rule.rounding != "calibrated":
+            return None
+        seen = self._inputs.get(slot.weight.parts[0])
         return None if seen is None else self._feedback_of(seen)
 
     def _chunks(
-        self, part: str, step: int | None = None
+        self, weight: GraphWeight, least: int = 0
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """(first row, rows) of one parameter, float32."""
-        tensor = self._weights[part]
-        step = step or max(1, CHUNK_BYTES // (4 * math.prod(tensor.shape[1:])))
-        for start in range(0, tensor.shape[0], step):
-            yield start, _finite(tensor, start, min(start + step, tensor.shape[0]))
+        """(first row, rows) of the weight's parts one after the other, float32.
+
+        At least `least` rows come at a time, or all that are left.
+        """
+        first, waiting, count = 0, list[NDArray[np.float32]](), 0
+        for part in weight.parts:
+            tensor = self._weights[part]
+            step = max(1, CHUNK_BYTES // (4 * math.prod(tensor.shape[1:])))
+            for start in range(0, tensor.shape[0], step):
+                waiting.append(_finite(tensor, start, min(start + step, tensor.shape[0])))
+                count += len(waiting[-1])
+                if count >= least:
+                    yield first, waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
+                    first, waiting, count = first + count, [], 0
+        if waiting:
+            yield first, np.concatenate(waiting)
 
 
 def _write(file: int, data: bytes, offset: int) -> None:

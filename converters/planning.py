@@ -14,7 +14,8 @@ from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 from hermes.layouts import MappedModel
 from hermes.plan import STAMPED_LAYERS, Cost, Machine, predict_cost, require_machine
-from hermes.recipe import Recipe, load_recipe
+from hermes.recipe import Recipe
+from hermes.recipe_file import load_recipe
 
 
 @dataclass(frozen=True)

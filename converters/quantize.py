@@ -91,3 +91,20 @@ def _packed(integers: NDArray[np.int8], rule: QuantizationRule) -> bytes:
         return integers.tobytes()
     halves = integers.reshape(-1, 2).view(np.uint8) & 15
     return (halves[:, 0] | halves[:, 1] << 4).tobytes()
+
+
+def restored_rows(stored: QuantizedRows, rule: QuantizationRule, shape: tuple[int, ...]) -> Floats:
+    """The float32 rows [R, C] that stored ones stand for."""
+    if stored.scales is None:
+        kind = np.float16 if rule.weights == "float16" else np.float32
+        return np.frombuffer(stored.data, kind).reshape(shape).astype(np.float32)
+    if rule.weights == "int8":
+        integers = np.frombuffer(stored.data, np.int8)
+    else:
+        pairs = np.frombuffer(stored.data, np.uint8)
+        halves = np.stack((pairs & 15, pairs >> 4), axis=-1).reshape(-1)
+        integers = ((halves ^ 8).astype(np.int8) - 8).astype(np.int8)
+    scales = stored.scales.astype(np.float32).reshape(len(stored.scales), -1, 1)
+    grouped = integers.reshape(shape[0], scales.shape[1], -1).astype(np.float32)
+    rows: Floats = (grouped * scales).reshape(shape)
+    return rows

@@ -70,19 +70,18 @@ def _gains(inputs: NDArray[np.float64], damping: float) -> Floats:
     """[C, T]: the correction of column i is gains[i] times the outputs' errors so far.
 
     With x the column's inputs, F the columns after it and M = (1 + X_F X_F^T / d)^-1, it is
-    M x / (d + x^T M x): the best error of this column if those after it are free.
+    M x / (d + x^T M x): the best error of this column if those after it are free. From the last
+    column back, M loses one rank-one term per column (Sherman and Morrison).
     """
-    tokens, columns = inputs.shape
+    columns = np.ascontiguousarray(inputs.T)
+    gains = np.zeros(columns.shape)
     energy = damping * float(np.square(inputs).sum(axis=0).mean())
-    gains = np.zeros((columns, tokens), dtype=np.float32)
     if energy <= 0:
-        return gains
-    inverse = np.linalg.inv(np.eye(tokens) + inputs @ inputs.T / energy)
-    for column in range(columns):
-        x = inputs[:, column]
-        # This column leaves the free ones (Sherman and Morrison).
+        return gains.astype(np.float32)
+    inverse = np.eye(len(inputs))
+    for column in range(len(columns) - 1, -1, -1):
+        x, gain = columns[column], gains[column]
         reached = inverse @ x
-        inverse += np.outer(reached, reached / (energy - x @ reached))
-        reached = inverse @ x
-        gains[column] = reached / (energy + x @ reached)
-    return gains
+        np.divide(reached, energy + x @ reached, out=gain)
+        inverse -= np.outer(reached, gain)
+    return gains.astype(np.float32)

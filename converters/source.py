@@ -12,7 +12,8 @@ from hermes.checkpoint import Checkpoint, open_checkpoint
 from hermes.errors import BadInputError, UsageError
 from hermes.layouts import MappedModel, map_checkpoint
 from hermes.layouts.registry import layout_named
-from hermes.recipe import Recipe, load_recipe
+from hermes.recipe import Recipe
+from hermes.recipe_file import load_recipe
 from hermes.rewrite import RewritableModel, rewrite_model
 from hermes.tokenizer import (
     PromptContract,

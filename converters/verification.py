@@ -13,7 +13,8 @@ from converters.proof import ProofOptions, prove
 from converters.source import SourceOptions, open_source, rewrite_source
 from hermes.errors import BadInputError, NativeToolError
 from hermes.progress import OnProgress, Progress, silent
-from hermes.recipe import ExportShapes, Recipe, load_recipe, recipe_names
+from hermes.recipe import ExportShapes, Recipe
+from hermes.recipe_file import load_recipe, recipe_names
 from hermes.report.check import Report
 from hermes.rewrite import RewritableModel
 from hermes.runners.interpreters import interpreter_for

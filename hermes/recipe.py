@@ -1,21 +1,17 @@
-"""Recipe: everything that may be chosen about an export, read from TOML.
+"""Recipe: everything that may be chosen about an export.
 
-A recipe knows names, bits and numbers, and nothing about any converter. Named recipes live in
-`assets/recipes/`.
+A recipe knows names, bits and numbers, and nothing about any converter. It is read from TOML by
+`hermes.recipe_file`.
 """
 
 from __future__ import annotations
 
 import math
-import re
-import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
 
-from hermes.assets import assets_folder
 from hermes.errors import UsageError
 
 WeightType = Literal["float32", "float16", "int8", "int4"]
@@ -77,6 +73,10 @@ class GraphOptions:
     norm_gains: bool = True
     mix_down_input: bool = False
     scale_queries: bool = True
+
+
+DERIVED_GRAPH_OPTIONS = ("norm_gains", "mix_down_input", "scale_queries")
+"""Options that follow from the rewrites and are not written into recipe files."""
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class Recipe:
         shapes = self.export if context is None else replace(self.export, context=context)
         lengths = tuple(prefill or ())
         shapes = replace(shapes, prefill=lengths) if lengths else shapes.fitted()
-        _raise_for(shapes.problems(), f"recipe {self.name}")
+        raise_for(shapes.problems(), f"recipe {self.name}")
         return replace(self, export=shapes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -268,140 +268,11 @@ class Recipe:
         return asdict(self)
 
 
-_Section = TypeVar("_Section", ExportShapes, GraphOptions, Calibration, QuantizationRule, Limits)
-_SECTIONS = (
-    "name",
-    "description",
-    "export",
-    "graph",
-    "rewrites",
-    "calibration",
-    "quantization",
-    "limits",
-)
-_CHOICES = {
-    "weights": ("float32", "float16", "int8", "int4"),
-    "granularity": ("channel", "tensor", "block32"),
-    "activations": ("int8", "float32"),
-    "rounding": ("nearest", "calibrated"),
-}
-
-
-def load_recipe(name_or_path: str | Path) -> Recipe:
-    """Read a recipe by name (one of `assets/recipes/`) or by the path of a TOML file."""
-    path = Path(name_or_path)
-    if path.suffix != ".toml":
-        path = recipe_folder() / f"{name_or_path}.toml"
-    if not path.is_file():
-        raise UsageError(
-            f"no recipe {name_or_path}",
-            expected=f"a .toml file or one of {', '.join(recipe_names())}",
-            todo="choose with --recipe",
-        )
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path}: not valid TOML: {error}", todo="correct the recipe") from error
-    return parse_recipe(values, str(path), default_name=path.stem)
-
-
-def parse_recipe(values: Mapping[str, Any], where: str, default_name: str) -> Recipe:
-    """Turn TOML values into a Recipe; unknown fields and wrong types are refused together."""
-    problems = [f"unknown field {key}" for key in values if key not in _SECTIONS]
-    shapes = _section(ExportShapes, values.get("export", {}), "export", problems)
-    graph = _section(GraphOptions, values.get("graph", {}), "graph", problems)
-    limits = _section(Limits, values.get("limits", {}), "limits", problems)
-    calibration = _section(Calibration, values.get("calibration", {}), "calibration", problems)
-    rewrites = values.get("rewrites", [])
-    if not (isinstance(rewrites, list) and all(isinstance(name, str) for name in rewrites)):
-        problems.append(f"rewrites is {rewrites!r}, expected a list of names")
-    rules = []
-    for index, entry in enumerate(_entries(values, problems)):
-        rule = _section(QuantizationRule, entry, f"quantization[{index}]", problems)
-        if rule is not None:
-            rules.append(rule)
-            problems.extend(rule.problems())
-    for part in (shapes, calibration, limits):
-        problems.extend(part.problems() if part is not None else ())
-    for key in ("name", "description"):
-        if not isinstance(values.get(key, ""), str):
-            problems.append(f"{key} is {values[key]!r}, expected str")
-    _raise_for(problems, where)
-    return Recipe(
-        name=str(values.get("name", default_name)),
-        description=str(values.get("description", "")),
-        export=cast(ExportShapes, shapes),
-        graph=cast(GraphOptions, graph),
-        rewrites=tuple(rewrites),
-        calibration=cast(Calibration, calibration),
-        quantization=tuple(rules),
-        limits=cast(Limits, limits),
-    )
-
-
-def _entries(values: Mapping[str, Any], problems: list[str]) -> list[object]:
-    entries = values.get("quantization", [])
-    if isinstance(entries, list):
-        return entries
-    problems.append(f"quantization is {entries!r}, expected [[quantization]] tables")
-    return []
-
-
-def _section(
-    kind: type[_Section], values: object, where: str, problems: list[str]
-) -> _Section | None:
-    if not isinstance(values, Mapping):
-        problems.append(f"{where} is {values!r}, expected a table")
-        return None
-    types = {item.name: str(item.type) for item in fields(kind)}
-    found = [f"unknown field {where}.{key}" for key in values if key not in types]
-    arguments: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in types:
-            continue
-        converted = _convert(value, types[key])
-        if converted is None or (key in _CHOICES and converted not in _CHOICES[key]):
-            wanted = " or ".join(_CHOICES.get(key, (types[key],)))
-            found.append(f"{where}.{key} is {value!r}, expected {wanted}")
-        else:
-            arguments[key] = converted
-    if kind is QuantizationRule and "tensors" not in values:
-        found.append(f"{where} has no tensors pattern")
-    problems.extend(found)
-    return None if found else kind(**arguments)
-
-
-def _convert(value: object, wanted: str) -> object | None:
-    if wanted == "bool":
-        return value if isinstance(value, bool) else None
-    if isinstance(value, bool):
-        return None
-    if wanted == "int":
-        return value if isinstance(value, int) else None
-    if wanted == "float":
-        return float(value) if isinstance(value, (int, float)) else None
-    if re.match(r"tuple\[int", wanted):
-        integers = isinstance(value, list) and all(
-            isinstance(item, int) and not isinstance(item, bool) for item in value
-        )
-        return tuple(cast("list[int]", value)) if integers else None
-    return value if isinstance(value, str) else None
-
-
-def _raise_for(problems: list[str], where: str) -> None:
+def raise_for(problems: list[str], where: str) -> None:
+    """Refuse a recipe with all that is wrong with it."""
     if problems:
         raise UsageError(
             f"{where} has {len(problems)} problem(s)",
             problems=problems,
             todo="correct these fields",
         )
-
-
-def recipe_folder() -> Path:
-    """Where the named recipes lie."""
-    return assets_folder() / "recipes"
-
-
-def recipe_names() -> list[str]:
-    """Names that `load_recipe` knows."""
-    return sorted(path.stem for path in recipe_folder().glob("*.toml"))

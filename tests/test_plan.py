@@ -20,7 +20,7 @@ from hermes.errors import ResourceError
 from hermes.parameters import parameter_count
 from hermes.plan import Machine, predict_cost, require_machine
 from hermes.progress import Progress
-from hermes.recipe import load_recipe
+from hermes.recipe_file import load_recipe
 
 # Llama-3.2-1B: its published sizes, and its number of parameters.
 LLAMA_1B = HermesConfig(

@@ -38,7 +38,9 @@ LayoutName = Annotated[str, typer.Option("--layout", help="Layout of the checkpo
 Weights = Annotated[
     str | None, typer.Option("--weights", help="Which weight set of the file: ema, raw, or a key.")
 ]
-RecipeName = Annotated[str, typer.Option("--recipe", help="A name (see assets/recipes) or a .toml file.")]
+RecipeName = Annotated[
+    str, typer.Option("--recipe", help="A name (see assets/recipes) or a .toml file.")
+]
 Context = Annotated[int | None, typer.Option("--context", help="Slots of the KV cache.")]
 Prefill = Annotated[
     list[int] | None, typer.Option("--prefill", help="Prefill length; repeat for a ladder.")
@@ -48,6 +50,10 @@ Golden = Annotated[
     typer.Option("--golden", help="input_ids and logits of your training code (.npz .pt)."),
 ]
 Text = Annotated[Path | None, typer.Option("--text", help="UTF-8 text for the logit rungs.")]
+CalibrationText = Annotated[
+    Path | None,
+    typer.Option("--calibration", help="UTF-8 text that a calibrated recipe looks at."),
+]
 ReportFolder = Annotated[
     Path | None, typer.Option("--report", help="Folder for report.json and report.md.")
 ]

@@ -12,6 +12,7 @@ import typer
 from hermes.cli.application import (
     AsJson,
     BundleFile,
+    CalibrationText,
     Checkpoint,
     Config,
     Context,
@@ -42,6 +43,7 @@ def convert(
     recipe: RecipeName = "int8",
     context: Context = None,
     prefill: Prefill = None,
+    calibration: CalibrationText = None,
     golden: Golden = None,
     text: Text = None,
     report: ReportFolder = None,
@@ -64,7 +66,7 @@ def convert(
     from hermes.terminal import ProgressDisplay
 
     options = ConvertOptions(
-        source=SourceOptions(checkpoint, config, tokenizer, layout, weights),
+        source=SourceOptions(checkpoint, config, tokenizer, layout, weights, calibration),
         target=output,
         recipe=recipe,
         context=context,
@@ -127,6 +129,7 @@ def verify(
     recipe: Annotated[
         str | None, typer.Option("--recipe", help="Whose limits to hold; else the bundle's own.")
     ] = None,
+    calibration: CalibrationText = None,
     golden: Golden = None,
     text: Text = None,
     report: Annotated[
@@ -154,7 +157,7 @@ def verify(
     from hermes.report.comparison import shifts
     from hermes.terminal import ProgressDisplay
 
-    source = SourceOptions(against, config, tokenizer, layout, weights)
+    source = SourceOptions(against, config, tokenizer, layout, weights, calibration)
     earlier = None
     if report is not None and report.suffix == ".json":
         earlier, report = Report.read(report), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -28,7 +29,9 @@ from lint_cases import (
 from converters.anatomy import describe
 from hermes.cli import app, run_command
 from hermes.deploy.lint import all_rules, lint
+from hermes.deploy.lint_device import estimate
 from hermes.deploy.lint_facts import BundleFacts, SignatureFact, TensorFact
+from hermes.recipe_file import recipe_names
 
 ELSEWHERE = {"damaged", "ios-mapping", "play-asset-pack", "play-total", "phone-memory"}
 """Broken by tests of their own below."""
@@ -86,7 +89,7 @@ def test_a_start_token_in_place_of_an_empty_name_is_right(tmp_path: Path) -> Non
     assert names(broken.write(pieces, tmp_path)) == {"no-hashes"}
 
 
-@pytest.mark.parametrize("recipe", ["int8", "int8-plain", "float32"])
+@pytest.mark.parametrize("recipe", recipe_names())
 def test_no_false_alarm_on_our_own(
     recipe: str, converted: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +97,19 @@ def test_no_false_alarm_on_our_own(
     shown = capsys.readouterr().out
     assert f"no findings: {len(all_rules())} rules hold" in shown
     assert "on the device, estimated" in shown
+
+
+@pytest.mark.parametrize(
+    ("recipe", "unpacked"), [("int8", False), ("int8-weight-only", True), ("fp16", True)]
+)
+def test_what_the_runtime_unpacks_counts_as_float32(
+    recipe: str, unpacked: bool, converted: Callable[[str], Path]
+) -> None:
+    facts = describe(converted(recipe))
+    products = [one for one in facts.constants if one.operator == "FULLY_CONNECTED"]
+    assert {one.unpacked for one in products} == {unpacked}
+    values = sum(math.prod(one.shape) for one in products)
+    assert (estimate(facts).weight_cache >= 4 * values) == unpacked
 
 
 def test_a_damaged_bundle_of_ours(embedded: Path, tmp_path: Path) -> None:

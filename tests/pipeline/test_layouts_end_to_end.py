@@ -14,7 +14,7 @@ from converters.bundle import extract_section, read_bundle
 from converters.pipeline import ConvertOptions, convert
 from converters.source import SourceOptions
 from hermes.cli import app, run_command
-from hermes.recipe import load_recipe
+from hermes.recipe_file import load_recipe
 from hermes.runners.flatbuffer import FlatbufferRunner
 from hermes.runners.litert_lm import LiteRtLmRunner
 from hermes.verify.quantized import check_quantized
