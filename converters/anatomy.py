@@ -172,24 +172,38 @@ class _Graph:
         found: dict[int, ConstantFact] = {}
         for graph in map(self.model.Subgraphs, range(self.model.SubgraphsLength())):
             positions = self._positions(graph)
+            stored = self._stored_small(graph)
             for name, operator in self._operators(graph):
                 if name not in _READERS:
                     continue
                 reads = [operator.Inputs(i) for i in range(operator.InputsLength())]
                 for number in reads:
-                    tensor = graph.Tensors(number) if number >= 0 else None
+                    tensor = graph.Tensors(stored.get(number, number)) if number >= 0 else None
                     if tensor is None or tensor.ShapeLength() < 2:
                         continue
                     known = found.get(tensor.Buffer())
                     if known is None:
-                        fact = self._constant(tensor, name, bool(positions.intersection(reads)))
+                        by_position = bool(positions.intersection(reads))
+                        fact = self._constant(tensor, name, by_position, number in stored)
                         if fact is not None:
                             found[tensor.Buffer()] = fact
                     elif name in _PRODUCTS:
-                        found[tensor.Buffer()] = replace(known, operator=name)
+                        found[tensor.Buffer()] = replace(
+                            known, operator=name, unpacked=number in stored
+                        )
         yield from found.values()
 
-    def _constant(self, tensor: Any, operator: str, by_position: bool) -> ConstantFact | None:
+    def _stored_small(self, graph: Any) -> dict[int, int]:
+        """Float tensor -> the constant that DEQUANTIZE makes it of, once, when the model loads."""
+        return {
+            operator.Outputs(0): operator.Inputs(0)
+            for name, operator in self._operators(graph)
+            if name == "DEQUANTIZE" and operator.InputsLength() and operator.OutputsLength()
+        }
+
+    def _constant(
+        self, tensor: Any, operator: str, by_position: bool, unpacked: bool
+    ) -> ConstantFact | None:
         size = _stored_bytes(self.model.Buffers(tensor.Buffer()))
         scales = tensor.Quantization()
         if not size:
@@ -202,6 +216,7 @@ class _Graph:
             size=size,
             scales=0 if scales is None else scales.ScaleLength(),
             by_position=by_position,
+            unpacked=unpacked,
         )
 
     def _operators(self, graph: Any) -> Iterator[tuple[str, Any]]:

@@ -59,7 +59,7 @@ def estimate(facts: BundleFacts) -> DeviceEstimate:
     """
     models = sum(section.size for section in facts.sections if section.kind == "TFLiteModel")
     packed = sum(
-        constant.size
+        4 * math.prod(constant.shape) if constant.unpacked else constant.size
         for constant in facts.constants
         if constant.operator in ("FULLY_CONNECTED", "BATCH_MATMUL")
     )

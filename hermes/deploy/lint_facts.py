@@ -80,6 +80,7 @@ class ConstantFact:
         operator: that reads it.
         scales: 0 for a float one, 1 per tensor, else per channel.
         by_position: rows are looked up by position, as rotary tables are.
+        unpacked: the runtime turns it into float32 when it loads the model.
     """
 
     name: str
@@ -89,6 +90,7 @@ class ConstantFact:
     size: int
     scales: int
     by_position: bool = False
+    unpacked: bool = False
 
 
 @dataclass(frozen=True)

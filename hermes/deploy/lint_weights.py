@@ -10,8 +10,8 @@ from hermes.report.wording import size
 
 BOOK = RuleBook()
 _INTEGERS = ("int8", "int4", "int2", "uint8")
-_SMALL = 4096
-"""Bytes; below, a float table costs nothing and is often a constant of the graph."""
+_SMALL_SHARE = 0.05
+"""Of all matrices' bytes; below, float ones cost nothing, such as the matrix that mixes a block."""
 
 
 @BOOK.rule(
@@ -34,12 +34,13 @@ def rotary_integers(facts: BundleFacts) -> Iterator[str]:
     "add them to the recipe's rules, unless they were left out on purpose",
 )
 def float_weights(facts: BundleFacts) -> Iterator[str]:
-    matrices = [c for c in facts.constants if not c.by_position and c.size >= _SMALL]
+    matrices = [constant for constant in facts.constants if not constant.by_position]
     floats = [constant for constant in matrices if constant.dtype not in _INTEGERS]
-    if floats and len(floats) < len(matrices):
-        total = size(sum(constant.size for constant in floats))
+    total = sum(constant.size for constant in floats)
+    few = 2 * len(floats) < len(matrices)
+    if few and total > _SMALL_SHARE * sum(c.size for c in matrices):
         names = ", ".join(constant.name for constant in floats[:3])
-        yield f"{len(floats)} of {len(matrices)} matrices are float ({total}): {names}"
+        yield f"{len(floats)} of {len(matrices)} matrices are float ({size(total)}): {names}"
 
 
 @BOOK.rule(

@@ -107,7 +107,7 @@ def test_what_the_runtime_unpacks_counts_as_float32(
 ) -> None:
     facts = describe(converted(recipe))
     products = [one for one in facts.constants if one.operator == "FULLY_CONNECTED"]
-    assert {one.unpacked for one in products} == {unpacked}
+    assert any(one.unpacked for one in products) == unpacked
     values = sum(math.prod(one.shape) for one in products)
     assert (estimate(facts).weight_cache >= 4 * values) == unpacked
 

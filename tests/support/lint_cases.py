@@ -140,6 +140,12 @@ def set_field(name: str, value: object) -> Edit:
     return lambda pieces: setattr(pieces, name, value)
 
 
+def two_integer_matrices(pieces: Pieces) -> None:
+    """Beside the float table of the model."""
+    for _ in range(2):
+        pieces.add_matrix([64, 64], INT8, 64, "FULLY_CONNECTED")
+
+
 def two_tokenizers(pieces: Pieces) -> None:
     pieces.tokenizers *= 2
 
@@ -184,7 +190,7 @@ BREAKS: dict[str, tuple[Edit, set[str], dict[str, object]]] = {
     "rotary-integers": (
         lambda p: p.add_matrix([64, 4], INT8, 64, "EMBEDDING_LOOKUP", "input_pos"), set(), {}
     ),
-    "float-weights": (lambda p: p.add_matrix([64, 64], INT8, 64, "FULLY_CONNECTED"), set(), {}),
+    "float-weights": (two_integer_matrices, set(), {}),
     "one-scale": (lambda p: p.add_matrix([8, 8], INT8, 1, "FULLY_CONNECTED"), set(), {}),
     "vocabulary": (lambda pieces: None, set(), {"vocab": 100}),
     "padded-vocabulary": (lambda pieces: None, set(), {"vocab": 140}),
