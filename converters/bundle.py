@@ -60,6 +60,7 @@ class BundleSpec:
         max_num_tokens: the exported context.
         metadata: further keys for the header.
         suppress_tokens: ids the sampler must never pick (rows of a padded vocabulary).
+        model_sha256: of the model's file; computed if empty.
     """
 
     model: Path
@@ -68,9 +69,10 @@ class BundleSpec:
     max_num_tokens: int
     metadata: dict[str, str] = field(default_factory=dict)
     suppress_tokens: tuple[int, ...] = ()
+    model_sha256: str = ""
 
 
-def write_bundle(spec: BundleSpec, target: Path) -> None:
+def write_bundle(spec: BundleSpec, target: Path) -> Bundle:
     """Write the bundle to `target`, reopen it and compare it with the spec.
 
     The same spec gives the same bytes: the builder's random uuid and clock are replaced by values
@@ -78,13 +80,16 @@ def write_bundle(spec: BundleSpec, target: Path) -> None:
     `converters.integrity` finds any changed bit. `target` must be a temporary path; it is written
     in place.
 
+    Returns:
+        The bundle as it was read back.
+
     Raises:
         BadInputError: the spec contradicts itself or the model file is missing.
         ResourceError: the disk is full.
         NativeToolError: the builder wrote something else than it was given.
     """
     _check_spec(spec)
-    checksum = _hash_file(spec.model)
+    checksum = spec.model_sha256 or _hash_file(spec.model)
     try:
         for _ in range(3):
             with tempfile.TemporaryDirectory(prefix="hermes-bundle-") as folder:
@@ -98,7 +103,9 @@ def write_bundle(spec: BundleSpec, target: Path) -> None:
             f"{target}: writing the bundle failed: {error.strerror or error}",
             todo="free some space, or write to another disk",
         ) from error
-    _compare(spec, checksum, read_bundle(target))
+    bundle = read_bundle(target)
+    _compare(spec, checksum, bundle)
+    return bundle
 
 
 def _check_spec(spec: BundleSpec) -> None:

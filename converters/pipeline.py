@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import resource
@@ -16,12 +15,13 @@ from typing import Any
 
 import hermes
 from converters.bind import BoundWeight, bind_weights
-from converters.bundle import BundleSpec, Section, read_bundle, write_bundle
+from converters.bundle import Bundle, BundleSpec, Section, write_bundle
 from converters.graph import Graph, graph_folder, obtain_graph
+from converters.inputs import HashedFiles, hashed_files
 from converters.planning import Plan, make_plan
 from converters.proof import ProofOptions, prove
 from converters.publish import publish
-from converters.seal import REPORT_KEY, input_hashes, seal
+from converters.seal import REPORT_KEY, hash_file, input_hashes, seal
 from converters.source import (
     Source,
     SourceOptions,
@@ -29,7 +29,7 @@ from converters.source import (
     open_source,
     rewrite_source,
 )
-from converters.work import WorkFolder, clean, work_folder, work_key
+from converters.work import FinishedModel, WorkFolder, clean, work_folder, work_key
 from hermes.config import HermesConfig
 from hermes.deploy.card import BLANK_CARD, CARD_KEY, card_path, write_card
 from hermes.errors import UsageError, VerificationError
@@ -119,14 +119,16 @@ def convert(options: ConvertOptions, on_progress: OnProgress = silent) -> Report
     with publish(options.target, options.force) as part, ExitStack() as held:
         with stages.timed("open"):
             on_progress(Progress("opening the checkpoint"))
+            files = held.enter_context(hashed_files(options.source.checkpoint))
             source = open_source(options.source)
             recipe = choose_recipe(options.recipe, source, options.context, options.prefill)
             plan = _plan(source, recipe, options)
             rewritten = rewrite_source(source, recipe)
-            key = work_key(options.source, source, rewritten, recipe)
+            key = work_key(options.source, source, rewritten, recipe, files)
             clean(keep=key)
             work = held.enter_context(work_folder(key))
-        graph, bound = _build(source, rewritten, recipe, options, part, work, stages, on_progress)
+        place = _Place(part, work, files, stages, on_progress)
+        graph, model, bundle = _build(source, rewritten, recipe, options, place)
         report = Report()
         if options.verify:
             with stages.timed("verify"):
@@ -135,17 +137,18 @@ def convert(options: ConvertOptions, on_progress: OnProgress = silent) -> Report
                 )
             report = outcome.report
         report.facts.update(
-            describe_source(source),
+            describe_source(source, files.digest),
             recipe=recipe.to_dict(),
             graph={
                 "made": graph.made,
                 "reason": graph.reason,
+                "tracer": graph.tracer,
                 "lengths": graph.lengths,
                 "seconds": round(graph.seconds, 3),
             },
             rewrites={"done": list(rewritten.done), "notes": list(rewritten.notes)},
-            weights=_summary(bound),
-            bundle=_describe_bundle(part, options.target),
+            weights=_summary(model.weights),
+            bundle=_describe_bundle(bundle, options.target),
             seconds=stages.seconds,
             peak_memory=max(own_peak_memory(), graph.peak_memory),
             cost=_cost(plan, part, stages, max(own_peak_memory(), graph.peak_memory)),
@@ -185,6 +188,17 @@ class RedReportError(VerificationError):
         )
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a conversion works: the bundle on its way, its folder, its inputs, who is told."""
+
+    part: Path
+    work: WorkFolder
+    files: HashedFiles
+    stages: Stages
+    on_progress: OnProgress
+
+
 def _cause(report: Report) -> str:
     """The last line of a red ladder."""
     red = report.first_red
@@ -198,23 +212,20 @@ def _build(
     rewritten: RewritableModel,
     recipe: Recipe,
     options: ConvertOptions,
-    part: Path,
-    work: WorkFolder,
-    stages: Stages,
-    on_progress: OnProgress,
-) -> tuple[Graph, tuple[BoundWeight, ...]]:
-    """Graph, weights, bundle; the bundle goes to `part`."""
-    config = rewritten.config
-    with stages.timed("graph"):
-        on_progress(Progress("making the graph"))
+    place: _Place,
+) -> tuple[Graph, FinishedModel, Bundle]:
+    """Graph, weights, bundle."""
+    config, work = rewritten.config, place.work
+    with place.stages.timed("graph"):
+        place.on_progress(Progress("making the graph"))
         graph = obtain_graph(
             config, recipe.export, recipe.graph, work.path, keep=options.keep_graph
         )
-    with stages.timed("weights"):
-        bound = work.finished_model() if options.resume else None
-        if bound is None:
+    with place.stages.timed("weights"):
+        model = work.finished_model() if options.resume else None
+        if model is None:
             work.forget_model()
-            watch = _watch_weights(config, recipe, on_progress)
+            watch = _watch_weights(config, recipe, place.on_progress)
             bound = bind_weights(
                 graph.path,
                 config,
@@ -222,11 +233,13 @@ def _build(
                 rewritten.weights,
                 work.model,
                 watch,
+                inputs=rewritten.inputs,
                 headers=graph_folder() if options.keep_graph else None,
             )
-            work.finish_model(bound)
-    with stages.timed("bundle"):
-        on_progress(Progress("writing the bundle"))
+            place.files.demand_unchanged()
+            model = work.finish_model(bound)
+    with place.stages.timed("bundle"):
+        place.on_progress(Progress("writing the bundle"))
         spec = BundleSpec(
             model=work.model,
             tokenizer=source.tokenizer,
@@ -239,9 +252,10 @@ def _build(
                 CARD_KEY: BLANK_CARD,
             },
             suppress_tokens=source.suppressed,
+            model_sha256=model.sha256,
         )
-        write_bundle(spec, part)
-    return graph, bound
+        bundle = write_bundle(spec, place.part)
+    return graph, model, bundle
 
 
 def _watch_weights(
@@ -287,12 +301,12 @@ def _cost(plan: Plan, part: Path, stages: Stages, peak: int) -> dict[str, dict[s
     }
 
 
-def describe_source(source: Source) -> dict[str, Any]:
-    """Facts about the checkpoint for the report."""
+def describe_source(source: Source, digest: Callable[[Path], str] = hash_file) -> dict[str, Any]:
+    """Facts about the checkpoint for the report; `digest` gives a file's SHA-256."""
     mapped, contract = source.mapped, source.contract
     return {
         "checkpoint": str(source.checkpoint.path),
-        "inputs": input_hashes(source),
+        "inputs": input_hashes(source, digest),
         "layout": {"name": mapped.layout, "evidence": mapped.evidence},
         "config": {
             name: {"value": value, "source": mapped.config_sources.get(name, "")}
@@ -361,15 +375,13 @@ def _summary(bound: tuple[BoundWeight, ...]) -> dict[str, dict[str, int]]:
     return groups
 
 
-def _describe_bundle(part: Path, target: Path) -> dict[str, Any]:
-    opened = read_bundle(part)
-    with part.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+def _describe_bundle(bundle: Bundle, target: Path) -> dict[str, Any]:
+    """As published; the hash of the whole file follows when the report is sealed into it."""
     return {
         "path": str(target),
-        "bytes": opened.size,
-        "sha256": digest,
-        "sections": [_section(section) for section in opened.sections],
+        "bytes": bundle.size,
+        "sha256": "",
+        "sections": [_section(section) for section in bundle.sections],
     }
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from converters.bundle import Bundle, read_bundle, stamp_metadata
 from converters.bundle_reader import DIGEST_KEY
+from converters.inputs import top_files
 from converters.integrity import hash_file
 from converters.source import Source
 from hermes.deploy.card import CARD_KEY, REPORT_KEY, beside, essentials, inside
@@ -63,10 +65,8 @@ def _belongs(bundle: Bundle, report: Report) -> list[str]:
     return [f"the bundle was published with report {sealed[:16]}..., this one is {mark[:16]}..."]
 
 
-def input_hashes(source: Source) -> dict[str, str]:
+def input_hashes(source: Source, digest: Callable[[Path], str] = hash_file) -> dict[str, str]:
     """SHA-256 of the checkpoint's files and of the tokenizer, by file name."""
-    path = source.checkpoint.path
-    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.is_file())
-    hashes = {file.name: hash_file(file) for file in files}
+    hashes = {file.name: digest(file) for file in top_files(source.checkpoint.path)}
     hashes["tokenizer as bundled"] = hashlib.sha256(source.tokenizer.data).hexdigest()
     return hashes

@@ -1,9 +1,9 @@
 """The work folder: what a conversion has finished, kept for a run that continues it.
 
 One folder under the user's cache per key, and the key is a hash of everything that decides the
-bound model: the weights' files, the configuration, the recipe, the packages and this code. So a
-finished stage is either exactly what would be made again, or is not found. Graphs are kept apart
-(`converters.graph`), because they serve other weights too.
+bound model: the content of the weights' files, the configuration, the recipe, the packages and this
+code. So a finished stage is either exactly what would be made again, or is not found. Graphs are
+kept apart (`converters.graph`), because they serve other weights too.
 """
 
 from __future__ import annotations
@@ -14,25 +14,27 @@ import json
 import os
 import shutil
 import tempfile
-import time
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from converters.bind import BoundWeight
 from converters.graph import graph_folder, graph_key
+from converters.inputs import HashedFiles, weight_files
 from converters.source import Source, SourceOptions
-from hermes.checkpoint.directory import TOKENIZER_FILES
 from hermes.recipe import Recipe
 from hermes.rewrite import RewritableModel
 
-SETTLED_SECONDS = 2.0
-"""A file that changed this recently may change again within one tick of its time stamp."""
-_NOT_WEIGHTS = (*TOKENIZER_FILES, "generation_config.json")
 _MODEL, _DONE, _LOCK = "model.tflite", "model.json", "lock"
+
+
+@dataclass(frozen=True)
+class FinishedModel:
+    """A bound model: what became of its weights, and its file's hash."""
+
+    weights: tuple[BoundWeight, ...]
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -46,22 +48,27 @@ class WorkFolder:
         """Where the bound model goes."""
         return self.path / _MODEL
 
-    def finish_model(self, bound: tuple[BoundWeight, ...]) -> None:
+    def finish_model(self, bound: tuple[BoundWeight, ...]) -> FinishedModel:
         """Mark the model as complete; the mark appears with a rename, after everything else."""
-        mark = {"bytes": self.model.stat().st_size, "weights": [asdict(one) for one in bound]}
+        finished = FinishedModel(bound, self._hash())
         temporary = self.path / "mark"
-        temporary.write_text(json.dumps(mark), encoding="utf-8")
+        temporary.write_text(json.dumps(asdict(finished)), encoding="utf-8")
         temporary.replace(self.path / _DONE)
+        return finished
 
-    def finished_model(self) -> tuple[BoundWeight, ...] | None:
-        """What an earlier run bound here, if it got to the end."""
+    def finished_model(self) -> FinishedModel | None:
+        """What an earlier run bound here, if it got to the end and nothing changed it since."""
         try:
             mark = json.loads((self.path / _DONE).read_text(encoding="utf-8"))
-            if self.model.stat().st_size != mark["bytes"]:
-                return None
-            return tuple(BoundWeight(**one) for one in mark["weights"])
+            weights = tuple(BoundWeight(**one) for one in mark["weights"])
+            finished = FinishedModel(weights, str(mark["sha256"]))
+            return finished if self._hash() == finished.sha256 else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+    def _hash(self) -> str:
+        with self.model.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def forget_model(self) -> None:
         """Before it is written again."""
@@ -121,44 +128,29 @@ def clean(*, keep: str | None = None, graphs: bool = False) -> int:
 
 
 def work_key(
-    options: SourceOptions, source: Source, rewritten: RewritableModel, recipe: Recipe
+    options: SourceOptions,
+    source: Source,
+    rewritten: RewritableModel,
+    recipe: Recipe,
+    files: HashedFiles,
 ) -> str:
     """Hash of everything that decides the bound model's bytes."""
+    weights = weight_files(source.checkpoint)
+    files.begin(weights)
     facts = {
-        "files": _identities(options.checkpoint),
-        "adapter": str(uuid.uuid4()) if source.checkpoint.adapter is not None else "",
+        "files": [files.digest(file) for file in weights],
+        "adapter": source.checkpoint.adapter,
         "weights": options.weights,
         "layout": source.mapped.layout,
         "config": source.mapped.config.to_dict(),
         "rewrites": list(recipe.rewrites),
+        "calibration": rewritten.calibration,
         "rules": [asdict(rule) for rule in recipe.quantization],
         "graph": graph_key(rewritten.config, recipe.export, recipe.graph),
         "code": _code(),
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _identities(path: Path) -> Mapping[str, Any]:
-    """Place, size, times and number of every file that may hold weights.
-
-    The time of the last status change cannot be set, so a file that was written again has another
-    identity. One that changed a moment ago gets an identity that never returns.
-    """
-    # An index names its shards, which lie beside it.
-    folder = path.parent if path.suffix == ".json" else path
-    files = sorted(folder.rglob("*")) if folder.is_dir() else [path]
-    identities: dict[str, Any] = {}
-    for file in files:
-        if not file.is_file() or file.name in _NOT_WEIGHTS:
-            continue
-        found = file.stat()
-        young = time.time() - found.st_ctime < SETTLED_SECONDS
-        identities[str(file.resolve())] = (
-            str(uuid.uuid4())
-            if young
-            else [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
-        )
-    return identities
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _code() -> str:

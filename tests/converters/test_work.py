@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,10 @@ from tiny_llama import tiny_config, tiny_weights
 
 import converters.graph
 import converters.pipeline
-import converters.work
 from converters.pipeline import ConvertOptions, convert
 from converters.source import SourceOptions
 from converters.work import clean, work_folder, work_root
+from hermes.errors import BadInputError
 from hermes.progress import Progress, silent
 from hermes.report.check import Report
 
@@ -44,7 +46,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def home(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.setattr(converters.work, "SETTLED_SECONDS", 0.0)
     return cache
 
 
@@ -161,17 +162,20 @@ def other_weights(options: ConvertOptions) -> None:
     write_checkpoint(options.source.checkpoint, config, tiny_weights(config, seed=5))
 
 
-def same_weights_again(options: ConvertOptions) -> None:
-    """Equal bytes, but the file is a new one."""
+def other_weights_unseen(options: ConvertOptions) -> None:
+    """The file has the size and the times of the old one."""
     path = options.source.checkpoint / "model.safetensors"
-    path.write_bytes(path.read_bytes())
+    before = path.stat()
+    other_weights(options)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
 
 
 def other_rule(options: ConvertOptions) -> None:
     Path(options.recipe).write_text(RECIPE + 'granularity = "tensor"\n')
 
 
-@pytest.mark.parametrize("change", [other_weights, same_weights_again, other_rule])
+@pytest.mark.parametrize("change", [other_weights, other_weights_unseen, other_rule])
 def test_what_would_differ_is_bound_again(
     options: ConvertOptions,
     change: Callable[[ConvertOptions], None],
@@ -191,17 +195,29 @@ def test_what_would_differ_is_bound_again(
     assert bytes_of(options) == again
 
 
-def test_a_file_that_just_changed_is_never_trusted(
-    options: ConvertOptions, monkeypatch: pytest.MonkeyPatch
+def test_a_copy_of_the_checkpoint_is_the_same_checkpoint(
+    options: ConvertOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(converters.work, "SETTLED_SECONDS", 3600.0)
     convert(options)
+    first = bytes_of(options)
+    elsewhere = shutil.copytree(options.source.checkpoint, tmp_path / "copy")
     monkeypatch.setattr(converters.pipeline, "bind_weights", refuse)
-    with pytest.raises(AssertionError, match="finished before"):
-        convert(options)
+    convert(replace(options, source=SourceOptions(elsewhere)))
+    assert bytes_of(options) == first
 
 
-@pytest.mark.parametrize("damage", ["cut", "no mark", "half a mark"])
+def test_a_checkpoint_that_changes_while_it_is_read_is_refused(options: ConvertOptions) -> None:
+    def disturb(step: Progress) -> None:
+        if step.stage == "writing the weights":
+            other_weights(options)
+
+    with pytest.raises(BadInputError, match="changed while they were read") as caught:
+        convert(options, disturb)
+    assert "model.safetensors" in str(caught.value)
+    assert not options.target.exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "a bit", "no mark", "half a mark"])
 def test_a_damaged_stage_is_made_again(
     options: ConvertOptions, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
@@ -210,6 +226,10 @@ def test_a_damaged_stage_is_made_again(
     (folder,) = [path for path in work_root().iterdir() if (path / "model.json").exists()]
     if damage == "cut":
         (folder / "model.tflite").write_bytes((folder / "model.tflite").read_bytes()[:-64])
+    elif damage == "a bit":
+        data = bytearray((folder / "model.tflite").read_bytes())
+        data[-100] ^= 1
+        (folder / "model.tflite").write_bytes(data)
     elif damage == "no mark":
         (folder / "model.json").unlink()
     else:
@@ -252,7 +272,9 @@ def test_leftovers_go_and_a_finished_model_stays(home: Path) -> None:
         assert sorted(path.name for path in work.path.iterdir()) == [
             "lock", "model.json", "model.tflite",
         ]  # fmt: skip
-        assert work.finished_model() == ()
+        finished = work.finished_model()
+        assert finished is not None
+        assert finished.weights == ()
     assert clean(graphs=True) > 0
     assert not list(work_root().iterdir())
 
