@@ -35,8 +35,9 @@ from hermes.signatures import GraphWeight, graph_weights
 ALIGNMENT = 64
 CHUNK_BYTES = 1 << 19
 """Float32 bytes of one weight that a thread works on at a time: what a core's own cache holds."""
-ROUNDED_ROWS = 2048
-"""Rows that are rounded with feedback at a time: each step costs a call, however few they are."""
+ROUNDED_ROWS = 512
+"""Rows that are rounded with feedback at a time: a step costs calls, however few rows there are, and
+more rows leave the cache."""
 WORKERS = 2
 
 
