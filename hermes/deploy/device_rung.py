@@ -223,7 +223,7 @@ def _feeds(runner: LogitsRunner) -> list[Feed]:
     count = min(_PROMPT, runner.capacity - _STEPS)
     whole = greedy_feed("", count, runner.prefill_lengths, runner.capacity)
     feeds = [Feed(f"{count} tokens and {_STEPS} more", (*whole.parts, Steps(_STEPS)))]
-    padded = [length for length in runner.prefill_lengths if 4 < length <= runner.capacity - _STEPS]
+    padded = [length for length in runner.prefill_lengths if 1 < length <= runner.capacity - _STEPS]
     if padded:
         part = Prefill(padded[0] // 2, padded[0])
         feeds.append(Feed(f"a padded prefill of {padded[0]}", (part, Steps(_STEPS))))

@@ -12,6 +12,8 @@ import pytest
 from arm64 import obtain_sysroot
 
 from converters.bundle import extract_section, read_bundle
+from converters.pipeline import ConvertOptions, convert
+from converters.source import SourceOptions
 from hermes.assets import assets_folder
 from hermes.cli import app, run_command
 from hermes.deploy.debian import RELEASE, DebianPackages, find_mirror, unpack
@@ -40,6 +42,17 @@ TEXT = list(range(5, 95))
 @pytest.fixture(scope="module")
 def sysroot() -> Sysroot:
     return obtain_sysroot()
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with a prefill that can be padded."""
+    folder = tmp_path_factory.mktemp("embedded")
+    source, target = SourceOptions(assets_folder() / "tiny"), folder / "int8.litertlm"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        convert(ConvertOptions(source, target, context=128, prefill=(1, 8), verify=False))
+    return target
 
 
 @pytest.fixture(scope="module")
