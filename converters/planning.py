@@ -49,10 +49,19 @@ def make_plan(
 ) -> Plan:
     """Predict, and look for cheaper ways."""
     graph = _graph(config, recipe, keep_graph)
+    memory = this_machine(Path()).memory
 
     def cost(one: Recipe, climbing: bool) -> Cost:
         kept, stamped = graph == "kept", graph == "stamped"
-        return predict_cost(config, weights, one, kept=kept, stamped=stamped, verify=climbing)
+        return predict_cost(
+            config,
+            weights,
+            one,
+            kept=kept,
+            stamped=stamped,
+            verify=climbing,
+            memory=memory,
+        )
 
     fitting = {}
     if verify:

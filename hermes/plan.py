@@ -10,21 +10,33 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-from hermes.checkpoint.source import ITEM_SIZES, LazyTensor
+from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 from hermes.errors import ResourceError
+from hermes.parameters import layer_shapes
 from hermes.recipe import Recipe
 from hermes.signatures import GraphWeight, cache_specs, graph_weights
 
 MB = 10**6
-TRACER_BYTES = 720 * MB
-"""torch, litert-torch and jax loaded, and four layers of three signatures traced."""
-TRACED_LAYER_BYTES = 3.3 * MB
-"""Of each further layer in each traced signature, where layers are not stamped."""
-BINDER_BYTES = 300 * MB
-"""torch and the flatbuffer schema loaded, one block of rows on its way into the file."""
-HEADER_LAYER_BYTES = 0.3 * MB
-"""Python objects of one layer of one signature while the header is packed."""
+TRACER_BYTES = 325 * MB
+"""torch and the converter loaded, and four layers of every signature traced."""
+GRAPH_LAYER_BYTES = 0.12 * MB
+"""Python objects of one layer of one signature, while a graph is stamped or a header packed."""
+BINDER_BYTES = 75 * MB
+"""numpy and the flatbuffer schema loaded, one block of rows on its way into the file."""
+VOCABULARY_ENTRY_BYTES = 900
+"""Of the tokenizer and its table."""
+HELD_MATRICES = 6
+"""Float32 copies of the largest matrix: as stored, as float32 and rotated, for each of two threads;
+calibration needs fewer, one after the other."""
+HELD_INPUTS = 3
+"""Calibration inputs of all matrices that are in memory: of the model before, between and after its
+rewrites."""
+HEAD_ROWS = 8192
+FLOAT_MODELS = 3
+"""Held whole by the ladder: the reference before and after the rewrites, and the exported form."""
+VERIFIER_BYTES = 350 * MB
+"""torch loaded for the reference."""
 READER_FACTOR = 2.5
 """Resident memory of LiteRT-LM over the bytes of its file: it keeps the mapped file and a packed
 copy (1.51 GB of weights took 3.6 GB, 3.63 GB took 9.4 GB)."""
@@ -32,11 +44,14 @@ TOLERANCE = 0.25
 """By how much a prediction of memory may be off; what may fit after all is never refused."""
 STAMPED_LAYERS = 4
 
-IMPORT_SECONDS = 4.0
-SIGNATURE_SECONDS = 3.5
-HEADER_SECONDS = 0.01
-VALUES_PER_SECOND = {False: 110e6, True: 45e6}
-"""Values read, rewritten, quantized and written per second; True where they are rotated."""
+IMPORT_SECONDS = 2.0
+TRACE_SECONDS = 4.0
+LAYER_SECONDS = 0.006
+"""Of one layer of one signature, traced or stamped, and packed."""
+VALUES_PER_SECOND = 80e6
+"""Values read, rewritten, quantized and written per second."""
+CALIBRATED_VALUES_PER_SECOND = 25e6
+"""The same where rounding looks at calibration inputs."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +95,7 @@ def predict_cost(
     kept: bool,
     stamped: bool,
     verify: bool,
+    memory: int | None = None,
 ) -> Cost:
     """The cost of exporting a mapped model.
 
@@ -90,6 +106,8 @@ def predict_cost(
         kept: the graph of this architecture was made before.
         stamped: the layers are alike, so that four are traced.
         verify: the ladder is climbed.
+        memory: bytes that are free; float models that are too big for it are read layer by layer,
+            and the rungs that need them whole are left out. None: they are not too big.
     """
     if "fold_norm_gains" in recipe.rewrites:
         config = replace(config, tie_embeddings=False)
@@ -98,24 +116,25 @@ def predict_cost(
     model_bytes = sum(_stored_bytes(weight, recipe) for weight in stored)
     kv_bytes = sum(4 * math.prod(spec.shape) for spec in cache_specs(config, recipe.export.context))
     signatures = len(recipe.export.prefill) + 1
-    memory = [_binding_memory(config, weights, recipe, signatures)]
-    seconds = IMPORT_SECONDS + HEADER_SECONDS * config.num_layers * signatures
-    seconds += values / VALUES_PER_SECOND["rotate_residual" in recipe.rewrites]
+    peaks = [_binding_memory(config, weights, recipe)]
+    calibrated = recipe.calibration.sequences > 0
+    seconds = IMPORT_SECONDS
+    seconds += values / (CALIBRATED_VALUES_PER_SECOND if calibrated else VALUES_PER_SECOND)
     temporary = model_bytes
     if not kept:
+        graph_layers = config.num_layers * signatures
+        peaks.append(int(TRACER_BYTES + GRAPH_LAYER_BYTES * graph_layers))
+        peaks[0] += int(GRAPH_LAYER_BYTES * graph_layers)
         layers = STAMPED_LAYERS if stamped else config.num_layers
-        traced = min(signatures, 3)
-        more = max(0, layers - STAMPED_LAYERS) * traced * TRACED_LAYER_BYTES
-        memory.append(int(TRACER_BYTES + more))
-        seconds += IMPORT_SECONDS + SIGNATURE_SECONDS * traced * layers / STAMPED_LAYERS
+        seconds += TRACE_SECONDS + LAYER_SECONDS * (graph_layers + layers * signatures)
     if verify:
-        # The reference before and after the rewrites, and the tensors one of them is filled from.
-        memory.append(BINDER_BYTES + 3 * 4 * values)
-        memory.append(int(4 * values * READER_FACTOR))
-        temporary = model_bytes + 4 * values
+        whole = memory is None or FLOAT_MODELS * 4 * values <= memory
+        peaks.append(VERIFIER_BYTES + 4 * (FLOAT_MODELS * values if whole else 3 * _layer(config)))
+        peaks.append(int(READER_FACTOR * (4 * values if whole else model_bytes)))
+        temporary = model_bytes + 4 * values if whole else 2 * model_bytes
         seconds += IMPORT_SECONDS * 5 + recipe.limits.positions * 6 * values / 20e9
     return Cost(
-        peak_memory=max(memory),
+        peak_memory=max(peaks),
         seconds=round(seconds, 1),
         temporary_bytes=temporary,
         bundle_bytes=model_bytes,
@@ -172,13 +191,24 @@ def _stored_bytes(weight: GraphWeight, recipe: Recipe) -> int:
     return rule.value_bytes(count) + rule.scale_bytes(rows, columns) + zero_points
 
 
-def _binding_memory(
-    config: HermesConfig, weights: Mapping[str, LazyTensor], recipe: Recipe, signatures: int
-) -> int:
-    """Rotated columns need their whole matrix: as stored, and as float32."""
+def _layer(config: HermesConfig) -> int:
+    """Values of one layer, or of as many rows of the head as are read at a time."""
+    layer = sum(math.prod(shape) for shape in layer_shapes(config).values())
+    return max(layer, HEAD_ROWS * config.hidden_size)
+
+
+def _binding_memory(config: HermesConfig, weights: Mapping[str, LazyTensor], recipe: Recipe) -> int:
+    """Rotated columns need their whole matrix, and calibration the inputs of every matrix."""
     held = 0
     if "rotate_residual" in recipe.rewrites:
         for name, tensor in weights.items():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
-                held = max(held, tensor.numel * (ITEM_SIZES.get(tensor.dtype, 4) + 4))
-    return int(BINDER_BYTES + held + HEADER_LAYER_BYTES * config.num_layers * signatures)
+                held = max(held, 4 * tensor.numel)
+    tokens = recipe.calibration.sequences * recipe.calibration.tokens
+    row = config.num_layers * (5 * config.hidden_size + config.intermediate_size)
+    return int(
+        BINDER_BYTES
+        + VOCABULARY_ENTRY_BYTES * config.vocab_size
+        + HELD_MATRICES * held
+        + HELD_INPUTS * 4 * tokens * row
+    )
