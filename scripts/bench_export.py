@@ -122,14 +122,14 @@ def _sample(pid: int, peak: list[int]) -> None:
         return
 
 
-def hermes_export(name: str, checkpoint: Path, work: Path, *, cold: bool) -> Measured:
+def hermes_export(name: str, checkpoint: Path, work: Path, recipe: str, *, cold: bool) -> Measured:
     """`hermes convert --no-verify`; cold without any kept graph or work folder."""
     cache, target = work / "cache", work / "hermes.litertlm"
     if cold:
         shutil.rmtree(cache, ignore_errors=True)
     command = [
         sys.executable, "-m", "hermes.cli", "convert", str(checkpoint), "-o", str(target),
-        "--force", "--no-verify", "--context", "1280",
+        "--force", "--no-verify", "--context", "1280", "--recipe", recipe,
     ]  # fmt: skip
     return measure(name, command, target, cache)
 
@@ -193,26 +193,30 @@ def median(runs: Sequence[Measured]) -> Measured:
     return Measured(runs[0].name, **values)
 
 
-def compare(checkpoint: Path, official: Path | None, repeats: int, work: Path) -> list[Measured]:
+def compare(
+    checkpoint: Path, official: Path | None, repeats: int, work: Path, recipe: str
+) -> list[Measured]:
     """Paired runs: official, cold, kept, and again; the medians."""
     runs: dict[str, list[Measured]] = {}
     for _ in range(repeats):
         if official is not None:
             runs.setdefault("official", []).append(official_export(official, checkpoint, work))
         for name, cold in (("hermes, cold", True), ("hermes, graph kept", False)):
-            runs.setdefault(name, []).append(hermes_export(name, checkpoint, work, cold=cold))
+            runs.setdefault(name, []).append(
+                hermes_export(name, checkpoint, work, recipe, cold=cold)
+            )
     return [median(group) for group in runs.values()]
 
 
 def grow(
-    names: Sequence[str], tokenizer: Path, work: Path, *, speak: bool
+    names: Sequence[str], tokenizer: Path, work: Path, recipe: str, *, speak: bool
 ) -> tuple[list[Measured], dict[str, dict[str, object]]]:
     """Random checkpoints of growing size, each removed before the next; and what they said."""
     rows: list[Measured] = []
     spoken: dict[str, dict[str, object]] = {}
     for name in names:
         folder = write_random(work / "random", SHAPES[name], tokenizer)
-        rows.append(hermes_export(f"random bf16 {name}", folder, work, cold=True))
+        rows.append(hermes_export(f"random bf16 {name}", folder, work, recipe, cold=True))
         shutil.rmtree(folder)
         if speak:
             spoken[name] = generate(work / "hermes.litertlm")
@@ -262,6 +266,7 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--repeats", type=int, default=3, help="paired runs of the comparison")
     parser.add_argument("--sizes", nargs="*", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--recipe", default="int8", help="of Hermes's exports")
     parser.add_argument(
         "--speak", action="store_true", help="decode a few tokens with each random bundle"
     )
@@ -271,11 +276,13 @@ def main() -> None:
     official = Path(given.official_python) if given.official_python else None
     with tempfile.TemporaryDirectory(prefix="bench-export-", dir=given.work) as folder:
         compared = (
-            compare(given.checkpoint, official, given.repeats, Path(folder))
+            compare(given.checkpoint, official, given.repeats, Path(folder), given.recipe)
             if given.repeats
             else []
         )
-        grown, spoken = grow(given.sizes, given.checkpoint, Path(folder), speak=given.speak)
+        grown, spoken = grow(
+            given.sizes, given.checkpoint, Path(folder), given.recipe, speak=given.speak
+        )
     show([*compared, *grown])
     facts: dict[str, object] = {
         "rows": [asdict(row) for row in (*compared, *grown)],
