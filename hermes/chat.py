@@ -16,6 +16,8 @@ from hermes.runners.conversation import Answer
 PROMPT = "> "
 _TOO_LONG = "Input token ids are too long"
 """How LiteRT-LM 0.18.1 refuses a message; the token counts follow."""
+_NO_ROOM = "exceeds available state entries"
+"""How it refuses one when less is left than its shortest prefill; sometimes it says nothing."""
 HELP = """/reset   forget the conversation; the system message stays
 /help    this list
 /quit    leave (so does Ctrl-D)
@@ -174,15 +176,13 @@ class Chat:
                 f"the message is too long for the context of {self._context} tokens "
                 f"({last.problem.rpartition(': ')[2]}); what was said before is kept"
             )
+        if _NO_ROOM in last.problem or not (last.problem or last.stopped or last.new_tokens):
+            room = f"the context of {self._context} tokens"
+            return f"no room is left for this message in {room}; /reset begins anew"
         if last.problem:
             return f"the message was not answered: {last.problem}; what was said before is kept"
         if last.stopped:
             return ""
-        if not last.new_tokens:
-            return (
-                f"no room for this message: the context of {self._context} tokens is full; "
-                "/reset begins anew"
-            )
         if last.cache_tokens >= self._context - 1:
             return (
                 f"the answer ended because the context of {self._context} tokens is full; "

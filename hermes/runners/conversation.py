@@ -3,7 +3,8 @@
 What litert-lm-api 0.18.1 does, observed:
 - A conversation whose answer was cancelled accepts further messages and never answers again; one
   whose message was too long fails for every later one. Both are made anew from what was said.
-- A message that finds no room left in the context is answered by nothing, without an error.
+- A message that finds no room left in the context is answered by nothing or, now and then in the
+  very same conversation, refused: "Chosen prefill work group size exceeds available state entries".
 - Sampling settings that are not given are taken from the bundle, one by one.
 """
 

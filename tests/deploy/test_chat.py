@@ -178,7 +178,7 @@ def test_the_end_of_the_context_is_said(embedded: Path) -> None:
             pytest.fail("128 tokens never became full")
         child.expect(PROMPT)
         child.sendline("More.")
-        child.expect("no room for this message|too long for the context")
+        child.expect("no room is left for this message|too long for the context")
         child.sendline("/reset")
         child.expect("begins anew")
         child.sendline("Who?")

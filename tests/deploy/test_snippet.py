@@ -30,9 +30,9 @@ def test_the_python_snippet_answers_as_the_runtime_does(
     code = tmp_path / "talk.py"
     code.write_text(printed(capsys, "python", str(embedded)), encoding="utf-8")
     with LiteRtLmRunner(embedded) as runtime:
-        turns = runtime.chat(["Who's there?", "Nay."], 200)
+        turns = runtime.chat(["Who's there?"], 200)
     done = subprocess.run(
-        [sys.executable, str(code), "Who's there?", "Nay."],
+        [sys.executable, str(code), "Who's there?"],
         capture_output=True,
         text=True,
         env={**os.environ, "HOME": str(tmp_path)},
@@ -59,13 +59,15 @@ def test_the_system_message_reaches_the_model(
         encoding="utf-8",
     )  # fmt: skip
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "talk.py")],
+        [sys.executable, str(tmp_path / "talk.py"), "the cat", "and"],
         capture_output=True,
         text=True,
         env={**os.environ, "HOME": str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr
     assert hostile in done.stdout
+    # The prompt ends in `<s>`, and the token after that stops: two empty answers.
+    assert done.stdout.endswith("\n\n\n")
 
 
 @pytest.mark.parametrize("platform", ["android", "ios"])
