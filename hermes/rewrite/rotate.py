@@ -65,13 +65,17 @@ class Rotation:
     def rows(self, values: Numbers) -> Numbers:
         """[R, width] times Q, in the dtype of the values."""
         signs, dense = self._in_dtype(values.dtype)
-        result = np.empty(values.shape, dtype=values.dtype)
+        shape = (-1, self._outer, len(dense))
+        parts, result = values.reshape(shape), np.empty(values.shape, dtype=values.dtype)
+        results, signs = result.reshape(shape), signs.reshape(self._outer, 1, -1)
         step = max(1, BLOCK_VALUES // self.width)
         for start in range(0, len(values), step):
-            block = (values[start : start + step] * signs).reshape(-1, len(dense))
-            shape = (-1, self._outer, len(dense))
-            mixed = _hadamard_sums((block @ dense).reshape(shape), block.reshape(shape))
-            result[start : start + step] = mixed.reshape(-1, self.width)
+            # With the Hadamard matrix's axis in front, its sums run over long stretches of memory.
+            part = parts[start : start + step].swapaxes(0, 1)
+            front = np.multiply(part, signs, order="C")
+            mixed = (front.reshape(-1, len(dense)) @ dense).reshape(1, self._outer, -1)
+            mixed = _hadamard_sums(mixed, front.reshape(mixed.shape))
+            results[start : start + step] = mixed.reshape(front.shape).swapaxes(0, 1)
         return result
 
     def columns(self, values: Numbers) -> Numbers:
