@@ -126,7 +126,7 @@ def test_all_mistakes_come_together() -> None:
 
 
 def test_a_file_that_is_no_recipe_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no recipe int5[\s\S]*float32, int8"):
+    with pytest.raises(UsageError, match=r"no recipe int5[\s\S]*float32, fp16, int4, int8"):
         load_recipe("int5")
     with pytest.raises(UsageError, match=r"no recipe .*absent\.toml"):
         load_recipe(tmp_path / "absent.toml")
