@@ -31,8 +31,10 @@ _SOURCES = (
     "hermes/parameters.py",
     "hermes/rotary.py",
     "hermes/signatures.py",
+    "converters/branches.py",
     "converters/direct.py",
     "converters/flatbuffer.py",
+    "converters/flatbuffer_edit.py",
     "converters/graph.py",
     "converters/layer_block.py",
     "converters/lengths.py",
@@ -140,6 +142,16 @@ def make_graph(
     config: HermesConfig, shapes: ExportShapes, options: GraphOptions, target: Path
 ) -> Reasons:
     """Write the graph, the quick way where it is proven."""
+    from converters.branches import branch_attention
+
+    reasons = _repeated_or_traced(config, shapes, options, target)
+    branch_attention(target, shapes, options)
+    return reasons
+
+
+def _repeated_or_traced(
+    config: HermesConfig, shapes: ExportShapes, options: GraphOptions, target: Path
+) -> Reasons:
     from converters.stamp import TRACED_LAYERS, StampRefusedError, refusal, stamp_layers
 
     reason = refusal(config)

@@ -60,6 +60,8 @@ class GraphOptions:
     Attributes:
         fuse_qkv: one matmul for the query, key and value projections.
         fuse_gate_up: one matmul for the gate and up projections.
+        attention_widths: attention looks at the first so many slots of the cache while no later
+            one is written, and at all of them otherwise; empty for always all.
         norm_gains: norms multiply by their gains; off where a rewrite has folded them. Set by
             `Recipe`, not by the file.
         mix_down_input: the feed-forward's product is multiplied by a Hadamard matrix in blocks;
@@ -70,6 +72,7 @@ class GraphOptions:
 
     fuse_qkv: bool = True
     fuse_gate_up: bool = True
+    attention_widths: tuple[int, ...] = (256, 512, 2048)
     norm_gains: bool = True
     mix_down_input: bool = False
     scale_queries: bool = True
