@@ -9,13 +9,13 @@ multiplied as floats instead, those first that gain most.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from converters.budget import Budget
 from converters.simulation import Divergence, QuantizedTwin
 from converters.source import (
     SourceOptions,
@@ -38,14 +38,6 @@ UNITS = (
     "mlp.down_proj.weight",
 )
 """Patterns within a layer: projections that may share a matmul share a rule."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What must hold: a mean KL in nats, or a file size in bytes; the other one is minimised."""
-
-    kl: float | None = None
-    size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -124,36 +116,16 @@ def tune(
     Raises:
         UsageError: no assignment meets the budget; says which is nearest.
     """
-    twin = QuantizedTwin(model)
-    wanted = list(twin.log_probabilities(sequences))
-    rules = {name: base.rule_for(name) for name in _matrices(model)}
-
-    def divergence(stored: Mapping[str, QuantizationRule]) -> Divergence:
-        with twin.quantized(stored):
-            return twin.divergence(wanted, sequences)
-
-    on_progress(Progress("measuring the base recipe"))
-    base_kl, base_size = divergence(rules).kl, _size(model, rules)
-    exact = budget.kl is not None and base_kl > budget.kl
-    change = _multiplied_as_floats if exact else _in_four_bits
-    candidates = _try_all(model, rules, change, divergence, exact, on_progress)
-    ordered, count = _choose(candidates, budget, base_kl, base_size, exact)
-    step = max(1, len(ordered) // 16)
-    while True:
-        chosen = ordered[:count]
-        changes = {name: rule for one in chosen for name, rule in one.rules.items()}
-        found = divergence({**rules, **changes})
-        size = base_size + sum(one.cost for one in chosen)
-        if budget.kl is None or found.kl <= budget.kl:
-            break
-        if count == (len(ordered) if exact else 0):
-            raise UsageError(
-                f"no assignment has a mean KL of {budget.kl:g}",
-                expected=f"at least {found.kl:.3g}, what the best one found has on this text",
-                todo="raise the budget, or start from another --base",
-            )
-        count = min(len(ordered), count + step) if exact else max(0, count - step)
-        on_progress(Progress(f"measured {found.kl:.3g} nats: trying {count} of {len(ordered)}"))
+    search = _Search(model, base, sequences, on_progress)
+    exact = budget.kl is not None and search.base_kl > budget.kl
+    candidates = search.candidates(exact)
+    ordered, count = _order(candidates, budget, search.base_kl, search.base_size, exact)
+    if budget.kl is None:
+        found = search.measure(ordered[:count])
+    else:
+        found, count = search.fit(ordered, count, budget.kl, exact)
+    chosen = ordered[:count]
+    size = search.base_size + sum(one.cost for one in chosen)
     if budget.size is not None and size > budget.size:
         raise UsageError(
             f"no assignment has {budget.size:,} bytes of weights",
@@ -161,15 +133,79 @@ def tune(
             todo="raise the budget, or shrink the model",
         )
     return Tuned(
-        recipe=_recipe(base, rules, chosen, found),
+        recipe=_recipe(base, search.rules, chosen, found),
         kl=found.kl,
         top1=found.top1,
-        base_kl=base_kl,
+        base_kl=search.base_kl,
         size=size,
-        base_size=base_size,
+        base_size=search.base_size,
         sensitivity=tuple(sorted(candidates, key=lambda one: -abs(one.kl))),
         changed=tuple(one.unit for one in chosen),
     )
+
+
+class _Search:
+    """Measures assignments on one text."""
+
+    def __init__(
+        self,
+        model: RewritableModel,
+        base: Recipe,
+        sequences: Sequence[Sequence[int]],
+        on_progress: OnProgress,
+    ) -> None:
+        on_progress(Progress("measuring the base recipe"))
+        self._model = model
+        self._sequences = sequences
+        self._on_progress = on_progress
+        self._twin = QuantizedTwin(model)
+        self._wanted = list(self._twin.log_probabilities(sequences))
+        self.rules = {name: base.rule_for(name) for name in _matrices(model)}
+        self.base_kl = self._divergence(self.rules).kl
+        self.base_size = _size(model, self.rules)
+
+    def _divergence(self, stored: Mapping[str, QuantizationRule]) -> Divergence:
+        with self._twin.quantized(stored):
+            return self._twin.divergence(self._wanted, self._sequences)
+
+    def measure(self, chosen: Sequence[Candidate]) -> Divergence:
+        """All rules together, some of them changed."""
+        changes = {name: rule for one in chosen for name, rule in one.rules.items()}
+        return self._divergence({**self.rules, **changes})
+
+    def candidates(self, exact: bool) -> list[Candidate]:
+        """Every matmul alone: in four bits, or what it gains by being multiplied as floats."""
+        change = _multiplied_as_floats if exact else _in_four_bits
+        units, candidates = _units(self._model), []
+        for index, (unit, names) in enumerate(units.items()):
+            self._on_progress(Progress("trying matmuls alone", index, len(units), "matmuls", unit))
+            now = {name: self.rules[name] for name in names}
+            changed = {name: change(rule) for name, rule in now.items()}
+            cost = _size(self._model, changed) - _size(self._model, now)
+            # What a matmul costs as it is, is what multiplying it exactly takes away.
+            kl = -self._divergence(now).kl if exact else self._divergence(changed).kl
+            candidates.append(Candidate(unit, changed, kl, cost))
+        return candidates
+
+    def fit(
+        self, ordered: Sequence[Candidate], count: int, kl: float, exact: bool
+    ) -> tuple[Divergence, int]:
+        """How many of the ordered candidates meet the budget when they are measured together."""
+        step, last = max(1, len(ordered) // 16), len(ordered) if exact else 0
+        while True:
+            found = self.measure(ordered[:count])
+            if found.kl <= kl:
+                return found, count
+            if count == last:
+                raise UsageError(
+                    f"no assignment has a mean KL of {kl:g}",
+                    expected=f"at least {found.kl:.3g}, what the best one found has on this text",
+                    todo="raise the budget, or start from another --base",
+                )
+            count = min(last, count + step) if exact else max(last, count - step)
+            self._on_progress(
+                Progress(f"measured {found.kl:.3g} nats: trying {count} of {len(ordered)}")
+            )
 
 
 def _matrices(model: RewritableModel) -> list[str]:
@@ -182,27 +218,6 @@ def _in_four_bits(rule: QuantizationRule) -> QuantizationRule:
 
 def _multiplied_as_floats(rule: QuantizationRule) -> QuantizationRule:
     return replace(rule, activations="float32")
-
-
-def _try_all(
-    model: RewritableModel,
-    rules: Mapping[str, QuantizationRule],
-    change: Callable[[QuantizationRule], QuantizationRule],
-    divergence: Callable[[Mapping[str, QuantizationRule]], Divergence],
-    exact: bool,
-    on_progress: OnProgress,
-) -> list[Candidate]:
-    units = _units(model)
-    candidates = []
-    for index, (unit, names) in enumerate(units.items()):
-        on_progress(Progress("trying matmuls alone", index, len(units), "matmuls", unit))
-        now = {name: rules[name] for name in names}
-        changed = {name: change(rule) for name, rule in now.items()}
-        cost = _size(model, changed) - _size(model, now)
-        # What a matmul costs as it is, is what multiplying it exactly takes away.
-        kl = -divergence(now).kl if exact else divergence(changed).kl
-        candidates.append(Candidate(unit, changed, kl, cost))
-    return candidates
 
 
 def _units(model: RewritableModel) -> dict[str, list[str]]:
@@ -221,7 +236,7 @@ def _units(model: RewritableModel) -> dict[str, list[str]]:
     }
 
 
-def _choose(
+def _order(
     candidates: Sequence[Candidate], budget: Budget, base_kl: float, base_size: int, exact: bool
 ) -> tuple[list[Candidate], int]:
     """The best bargains first, and how many of them meet the budget by their sums."""
@@ -270,32 +285,6 @@ def _recipe(
     # Another text may be harder than this one.
     limits = replace(base.limits, kl_mean=2 * found.kl, top1=max(0.0, 1 - 2 * (1 - found.top1)))
     return replace(base, quantization=(*own, *kept), limits=limits)
-
-
-def parse_budget(kl: str | None, size: str | None) -> Budget:
-    """`KL=0.01` or a number of bytes, exactly one of them."""
-    if (kl is None) == (size is None):
-        raise UsageError(
-            "--budget and --bytes" if kl is not None else "no budget",
-            expected="one of --budget KL=0.01 and --bytes 90MB",
-        )
-    match = re.fullmatch(r"KL=([0-9.eE+-]+)", kl or "")
-    units = re.fullmatch(r"([0-9.]+)\s*([kMG]?)B?", size or "")
-    try:
-        if match is not None:
-            return Budget(kl=float(match[1]))
-        if units is not None:
-            return Budget(size=int(float(units[1]) * _UNITS[units[2]]))
-    except ValueError:
-        pass
-    raise UsageError(
-        f"budget {kl or size!r}",
-        expected="--budget KL=0.01 (nats) or --bytes 90000000, 90MB",
-        todo="correct the budget",
-    )
-
-
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
 @dataclass(frozen=True)

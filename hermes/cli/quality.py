@@ -77,8 +77,9 @@ def tune(
     debug: Debug = False,
 ) -> None:
     """Find the cheapest storage of every matmul within a budget; writes a recipe."""
+    from converters.budget import parse_budget
     from converters.source import SourceOptions
-    from converters.tuning import TuneOptions, parse_budget, tune_checkpoint
+    from converters.tuning import TuneOptions, tune_checkpoint
     from hermes.report.tuning_table import tuning_lines
     from hermes.terminal import ProgressDisplay
 
