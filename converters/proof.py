@@ -174,6 +174,7 @@ def _float_rungs(
         signatures=build_signatures(config, shapes.context, shapes.prefill),
         file_signatures=read_signatures(opened),
         localise=options.localise,
+        widths=recipe.graph.attention_widths,
     )
 
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from converters.bundle import Bundle, read_bundle
+from converters.float_models import available_memory, held_in_memory, too_big_for_float
 from converters.inspection import read_signatures
 from converters.pipeline import RECIPE_KEY, describe_machine, describe_source
 from converters.proof import ProofOptions, prove
-from converters.source import SourceOptions, open_source, rewrite_source
+from converters.source import Source, SourceOptions, open_source, rewrite_source
 from hermes.errors import BadInputError, NativeToolError
 from hermes.progress import OnProgress, Progress, silent
 from hermes.recipe import ExportShapes, Recipe
@@ -45,7 +46,7 @@ def verify_bundle(
     interpreter_for(proof.runtime)
     on_progress(Progress("opening bundle and checkpoint"))
     opened = read_bundle(bundle)
-    source = open_source(options)
+    source = _held(open_source(options), proof.memory)
     chosen, ours = _recipe_of(opened, recipe), RECIPE_KEY in opened.metadata
     rewritten = RewritableModel(source.mapped.config, source.mapped.weights)
     if ours:
@@ -64,6 +65,14 @@ def verify_bundle(
         machine=describe_machine(),
     )
     return outcome.report, outcome.died
+
+
+def _held(source: Source, memory: int | None) -> Source:
+    """With its weights kept in memory once they are read, where there is room for one more copy."""
+    mapped, free = source.mapped, available_memory() if memory is None else memory
+    if too_big_for_float(mapped.config, free // 2):
+        return source
+    return replace(source, mapped=replace(mapped, weights=held_in_memory(mapped.weights)))
 
 
 def _recipe_of(bundle: Bundle, name: str | None) -> Recipe:

@@ -31,18 +31,22 @@ class FeedDifference:
     worst: int
 
 
-def feeds_for(runner: LogitsRunner, most: int | None = None) -> list[Feed]:
+def feeds_for(
+    runner: LogitsRunner, most: int | None = None, widths: Sequence[int] = ()
+) -> list[Feed]:
     """The feeds of `equivalence_feeds` for this runner's shapes, of at most `most` tokens."""
     capacity = runner.capacity if most is None else min(most, runner.capacity)
     lengths = [length for length in runner.prefill_lengths if length <= capacity]
-    return equivalence_feeds(lengths, capacity)
+    return equivalence_feeds(lengths, capacity, widths)
 
 
-def observe_all(runner: LogitsRunner, ids: Sequence[int]) -> dict[str, Observation]:
+def observe_all(
+    runner: LogitsRunner, ids: Sequence[int], widths: Sequence[int] = ()
+) -> dict[str, Observation]:
     """Every feed of `feeds_for` on the same text, which must fill the context."""
     if len(ids) < runner.capacity:
         raise ValueError(f"{len(ids)} ids cannot fill {runner.capacity} slots")
-    return observe(runner, ids, feeds_for(runner))
+    return observe(runner, ids, feeds_for(runner, widths=widths))
 
 
 def wanted_rows(

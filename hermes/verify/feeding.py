@@ -102,12 +102,15 @@ def greedy_feed(name: str, count: int, lengths: Sequence[int], capacity: int) ->
     return Feed(name, (*calls, Steps(count - fed)))
 
 
-def equivalence_feeds(lengths: Sequence[int], capacity: int) -> list[Feed]:
+def equivalence_feeds(
+    lengths: Sequence[int], capacity: int, widths: Sequence[int] = ()
+) -> list[Feed]:
     """Everything that a static cache gets wrong: borders, padded tails, turns and the end.
 
     Args:
         lengths: rows of the prefill signatures.
         capacity: cache slots.
+        widths: numbers of slots at which the graph changes its path.
     """
     feeds = [Feed("stepwise", (Steps(min(capacity, _ALONE)),))]
     for length in sorted(lengths):
@@ -116,6 +119,7 @@ def equivalence_feeds(lengths: Sequence[int], capacity: int) -> list[Feed]:
             feeds.extend(_length_feeds(length, capacity))
     if capacity >= 2 * _ALONE:
         feeds.append(_second_turn(lengths, capacity))
+    feeds.extend(_across(widths, lengths, capacity))
     feeds.append(_to_the_end(lengths, capacity))
     return feeds
 
@@ -154,6 +158,21 @@ def _second_turn(lengths: Sequence[int], capacity: int) -> Feed:
     fed += sum(call.count for call in second)
     last = Steps(max(0, min(_LOOKS, capacity - fed)))
     return Feed("second turn", (*opening, Steps(_LOOKS), *second, last))
+
+
+def _across(widths: Sequence[int], lengths: Sequence[int], capacity: int) -> list[Feed]:
+    """Prefill up to each width and decode across it."""
+    parts: list[Prefill | Steps] = []
+    fed = 0
+    for width in sorted(widths):
+        if fed >= width - _LOOKS or width + _LOOKS > capacity:
+            continue
+        calls = runtime_plan(width - _LOOKS - fed, lengths, fed, capacity)
+        parts += calls
+        fed += sum(call.count for call in calls)
+        parts.append(Steps(width + _LOOKS - fed))
+        fed = width + _LOOKS
+    return [Feed("across cache widths", tuple(parts))] if parts else []
 
 
 def _to_the_end(lengths: Sequence[int], capacity: int) -> Feed:

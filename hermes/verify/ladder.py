@@ -93,6 +93,7 @@ class LadderInput:
         runtime_data: what to say to it.
         tokenizer_rung: rung 6 as a function, from the tokenizer room.
         localise: compare the caches over the whole context, not only a short prompt.
+        widths: numbers of cache slots at which the graph changes its path.
         repeated: a second interpreter for rungs 4 and 5.
         device: rung 8 as a function, if another processor was asked for.
         reasons: rung -> why its input is missing, for the report.
@@ -114,6 +115,7 @@ class LadderInput:
     runtime_data: RuntimeData | None = None
     tokenizer_rung: Callable[[], list[Check]] | None = None
     localise: bool = False
+    widths: Sequence[int] = ()
     repeated: Repeated | None = None
     device: Callable[[], DeviceChecks] | None = None
     reasons: Mapping[int, str] = field(default_factory=dict)
@@ -197,7 +199,7 @@ class _State:
     def exported(self) -> Mapping[str, Observation]:
         if self._exported is None:
             with _present(self.given.exportable)() as runner:
-                self._exported = observe_all(runner, self.given.text_ids)
+                self._exported = observe_all(runner, self.given.text_ids, self.given.widths)
                 self._exported_cache = self._snapshot(runner)
         return self._exported
 
@@ -251,7 +253,7 @@ class _State:
             problems = signature_problems(self.given.file_signatures, self.given.signatures)
             checks.append(equals("signature differences", 4, len(problems), 0, "; ".join(problems)))
         with _present(self.given.float_flatbuffer)() as runner:
-            observed = observe_all(runner, self.given.text_ids)
+            observed = observe_all(runner, self.given.text_ids, self.given.widths)
             cache = self._snapshot(runner)
         limit = self.given.limits.float_logits
         checks += check_against_exportable(observed, self.exported(), limit)
@@ -260,7 +262,7 @@ class _State:
         other = self.given.repeated
         if other is not None and other.float_flatbuffer is not None:
             with other.float_flatbuffer() as runner:
-                again = observe_all(runner, self.given.text_ids)
+                again = observe_all(runner, self.given.text_ids, self.given.widths)
             stage = f"float flatbuffer in {other.name}"
             found = check_against_exportable(again, self.exported(), limit, stage)
             checks += [check for check in found if check.name.startswith(stage)]
@@ -288,7 +290,7 @@ class _State:
         # To the last slot, so that there is a row for every position that a feed shows.
         most = min(len(ids), runner.capacity, self.reference.capacity)
         limits = replace(limits, positions=max(limits.positions, most))
-        seen = observe(runner, ids, feeds_for(runner, most))
+        seen = observe(runner, ids, feeds_for(runner, most, self.given.widths))
         keep = {position for rows in seen.values() for position, _ in rows}
         result = check_quantized(self.reference, runner, ids, limits, keep=keep)
         return result, check_prefilled(seen, result.rows, limits.kl_mean)
