@@ -183,7 +183,7 @@ class Limits:
     top1: float = 0.85
     positions: int = 256
     near_tie: float = 1e-3
-    device_kl: float = 0.01
+    device_kl: float = 0.02
     device_correlation: float = 0.995
     clear_margin: float = 1.0
 
