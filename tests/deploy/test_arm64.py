@@ -124,6 +124,26 @@ def test_setup_without_a_network(
     assert not (tmp_path / "hermes" / "arm64").exists()
 
 
+def test_setup_is_done_once(sysroot: Sysroot) -> None:
+    assert run_command(app, ["arm64", "setup", "--mirror", NOWHERE]) == 0
+    assert find_sysroot() == sysroot
+
+
+def test_a_sysroot_for_another_runtime_is_none(
+    sysroot: Sysroot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "hermes" / "arm64"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps(sysroot.manifest))
+    assert find_sysroot() is not None
+    older = str(sysroot.manifest["key"]).replace("litert-lm-api==", "litert-lm-api==0")
+    (folder / "manifest.json").write_text(json.dumps({"key": older}))
+    assert find_sysroot() is None
+    (folder / "manifest.json").write_text("{")
+    assert find_sysroot() is None
+
+
 def test_verify_without_setup(
     embedded: Path,
     tmp_path: Path,
