@@ -119,8 +119,7 @@ def equivalence_feeds(
             feeds.extend(_length_feeds(length, capacity))
     if capacity >= 2 * _ALONE:
         feeds.append(_second_turn(lengths, capacity))
-    feeds.extend(_across(widths, lengths, capacity))
-    feeds.append(_to_the_end(lengths, capacity))
+    feeds.append(_to_the_end(lengths, capacity, widths))
     return feeds
 
 
@@ -160,28 +159,22 @@ def _second_turn(lengths: Sequence[int], capacity: int) -> Feed:
     return Feed("second turn", (*opening, Steps(_LOOKS), *second, last))
 
 
-def _across(widths: Sequence[int], lengths: Sequence[int], capacity: int) -> list[Feed]:
-    """Prefill up to each width and decode across it."""
+def _to_the_end(lengths: Sequence[int], capacity: int, widths: Sequence[int]) -> Feed:
+    """Prefill as far as possible, the longest signature padded first; decode to the last slot.
+
+    On the way decoding crosses each width.
+    """
     parts: list[Prefill | Steps] = []
-    fed = 0
-    for width in sorted(widths):
-        if fed >= width - _LOOKS or width + _LOOKS > capacity:
-            continue
-        calls = runtime_plan(width - _LOOKS - fed, lengths, fed, capacity)
-        parts += calls
-        fed += sum(call.count for call in calls)
-        parts.append(Steps(width + _LOOKS - fed))
-        fed = width + _LOOKS
-    return [Feed("across cache widths", tuple(parts))] if parts else []
-
-
-def _to_the_end(lengths: Sequence[int], capacity: int) -> Feed:
-    """Prefill as far as possible, the longest signature padded first; decode to the last slot."""
-    longest = max(lengths, default=0)
-    calls: tuple[Prefill, ...] = ()
+    longest, fed = max(lengths, default=0), 0
     if longest > 1 and max(1, longest // 3) + longest + _LAST <= capacity:
-        calls = (Prefill(max(1, longest // 3), longest),)
-    fed = sum(call.count for call in calls)
-    calls += runtime_plan(max(0, capacity - _LAST - fed), lengths, fed, capacity)
-    fed = sum(call.count for call in calls)
-    return Feed("context filled", (*calls, Steps(capacity - fed)))
+        parts.append(Prefill(max(1, longest // 3), longest))
+        fed = max(1, longest // 3)
+    for width in sorted(widths):
+        if fed < width - _LOOKS and width + _LOOKS + _LAST <= capacity:
+            calls = runtime_plan(width - _LOOKS - fed, lengths, fed, capacity)
+            rest = width + _LOOKS - fed - sum(call.count for call in calls)
+            parts += [*calls, Steps(rest)]
+            fed = width + _LOOKS
+    calls = runtime_plan(max(0, capacity - _LAST - fed), lengths, fed, capacity)
+    fed += sum(call.count for call in calls)
+    return Feed("context filled", (*parts, *calls, Steps(capacity - fed)))
