@@ -64,7 +64,7 @@ def test_a_kept_graph_saves_time_and_memory() -> None:
 def test_a_model_too_big_for_float_is_verified_all_the_same() -> None:
     """The float forms are read layer by layer then, so nothing is refused for their size."""
     large = cost(verify=True, memory=10**10)
-    assert large.peak_memory < 5 * 10**9 < cost(verify=True, memory=10**11).peak_memory
+    assert large.peak_memory < 10**10 < cost(verify=True, memory=10**11).peak_memory
     assert large.peak_memory > cost().peak_memory
     require_machine(large, Machine(10**10, 10**12), {})
 
