@@ -36,8 +36,8 @@ ALIGNMENT = 64
 CHUNK_BYTES = 1 << 19
 """Float32 bytes of one weight that a thread works on at a time: what a core's own cache holds."""
 ROUNDED_ROWS = 512
-"""Rows that are rounded with feedback at a time: a step costs calls, however few rows there are, and
-more rows leave the cache."""
+"""Rows that are rounded with feedback at a time: a step costs calls, however few rows there are,
+and more rows leave the cache."""
 WORKERS = 2
 
 

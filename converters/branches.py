@@ -4,7 +4,7 @@ A static graph reads the whole cache at every step, although the slots after the
 are closed by the mask and weigh exactly 0. So each attention, from the product with the keys to the
 product with the values, moves into a subgraph of its own. Copies of it that look at the first W
 slots only stand beside it, and an IF takes the narrowest that holds every written slot. With the
-cache full, this costs nothing that can be measured (docs/performance.md).
+cache full, the branches cost up to a tenth of a step (docs/performance.md).
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from tiny_llama import (
 from hermes.config import HermesConfig, RopeScaling
 from hermes.exportable import batched_matmul, cache_write
 from hermes.recipe import ExportShapes, GraphOptions
-from hermes.runners.exportable import ExportableRunner
 from hermes.rotary import rope_rows
+from hermes.runners.exportable import ExportableRunner
 
 LLAMA3 = {
     "factor": 8.0,
