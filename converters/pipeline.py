@@ -35,12 +35,15 @@ from hermes.deploy.card import BLANK_CARD, CARD_KEY, card_path, write_card
 from hermes.errors import UsageError, VerificationError
 from hermes.progress import OnProgress, Progress, silent
 from hermes.recipe import Recipe
+from hermes.recipe_file import recipe_text
 from hermes.report.check import RUNG_NAMES, Report
 from hermes.report.comparison import UNVERIFIED
 from hermes.rewrite import RewritableModel
 from hermes.signatures import graph_weights
 
 RECIPE_KEY = "hermes_recipe"
+RECIPE_TEXT_KEY = "hermes_recipe_toml"
+"""The whole recipe: a later Hermes verifies the bundle with the rewrites that it was made with."""
 SUFFIX = ".litertlm"
 _PACKAGES = (
     "torch",
@@ -248,6 +251,7 @@ def _build(
             metadata={
                 "hermes_version": hermes.__version__,
                 RECIPE_KEY: recipe.name,
+                RECIPE_TEXT_KEY: recipe_text(recipe),
                 REPORT_KEY: UNVERIFIED,
                 CARD_KEY: BLANK_CARD,
             },

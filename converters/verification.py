@@ -9,13 +9,18 @@ from pathlib import Path
 from converters.bundle import Bundle, read_bundle
 from converters.float_models import available_memory, held_in_memory, too_big_for_float
 from converters.inspection import read_signatures
-from converters.pipeline import RECIPE_KEY, describe_machine, describe_source
+from converters.pipeline import (
+    RECIPE_KEY,
+    RECIPE_TEXT_KEY,
+    describe_machine,
+    describe_source,
+)
 from converters.proof import ProofOptions, prove
 from converters.source import Source, SourceOptions, open_source, rewrite_source
 from hermes.errors import BadInputError, NativeToolError
 from hermes.progress import OnProgress, Progress, silent
 from hermes.recipe import ExportShapes, Recipe
-from hermes.recipe_file import load_recipe, recipe_names
+from hermes.recipe_file import load_recipe, read_recipe_text, recipe_names
 from hermes.report.check import Report
 from hermes.rewrite import RewritableModel
 from hermes.runners.interpreters import interpreter_for
@@ -36,7 +41,7 @@ def verify_bundle(
     Args:
         bundle: the .litertlm file.
         options: the checkpoint.
-        recipe: whose limits to hold; the one the bundle names if None, `int8` if it names none.
+        recipe: whose limits to hold; the bundle's own recipe if None, `int8` if it has none.
         proof: texts and threads.
         on_progress: told what is running.
 
@@ -77,8 +82,13 @@ def _held(source: Source, memory: int | None) -> Source:
 
 def _recipe_of(bundle: Bundle, name: str | None) -> Recipe:
     """The recipe with the shapes that the bundle really has."""
-    named = str(bundle.metadata.get(RECIPE_KEY, "int8"))
-    recipe = load_recipe(name or (named if named in recipe_names() else "int8"))
+    named, text = bundle.metadata.get(RECIPE_KEY), bundle.metadata.get(RECIPE_TEXT_KEY)
+    if text is not None:
+        recipe = read_recipe_text(str(text), f"{bundle.path}: {RECIPE_TEXT_KEY}")
+        if name is not None:
+            recipe = replace(recipe, limits=load_recipe(name).limits)
+    else:
+        recipe = load_recipe(name or (str(named) if named in recipe_names() else "int8"))
     signatures = read_signatures(bundle)
     decode, prefill = decode_roles(signatures, str(bundle.path)), prefill_roles(signatures)
     if not prefill:

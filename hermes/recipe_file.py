@@ -55,10 +55,10 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
             todo="choose with --recipe",
         )
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not valid TOML: {error}", todo="correct the recipe") from error
-    return parse_recipe(values, str(path), default_name=path.stem)
+    return read_recipe_text(text, str(path))
 
 
 def parse_recipe(values: Mapping[str, Any], where: str, default_name: str) -> Recipe:
@@ -154,17 +154,31 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in recipe_folder().glob("*.toml"))
 
 
-def write_recipe(recipe: Recipe, target: Path) -> None:
-    """Put the file in place when it is complete."""
-    facts = asdict(recipe)
-    facts["graph"] = {k: v for k, v in facts["graph"].items() if k not in DERIVED_GRAPH_OPTIONS}
+def recipe_text(recipe: Recipe) -> str:
+    """The TOML that `read_recipe_text` turns into an equal recipe."""
     import tomli_w
 
-    text = tomli_w.dumps(_plain(facts))
+    facts = asdict(recipe)
+    facts["graph"] = {k: v for k, v in facts["graph"].items() if k not in DERIVED_GRAPH_OPTIONS}
+    text: str = tomli_w.dumps(_plain(facts))
+    return text
+
+
+def read_recipe_text(text: str, where: str) -> Recipe:
+    """A recipe from TOML; `where` names its place in messages."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{where}: not valid TOML: {error}", todo="correct the recipe") from error
+    return parse_recipe(values, where, default_name=Path(where).stem)
+
+
+def write_recipe(recipe: Recipe, target: Path) -> None:
+    """Put the file in place when it is complete."""
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(recipe_text(recipe))
         Path(name).replace(target)
     except BaseException:
         Path(name).unlink(missing_ok=True)
