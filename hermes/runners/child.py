@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from hermes.errors import NativeToolError
+from hermes.runners.closing import Closing
 from hermes.runners.messages import Request
 from hermes.runners.process import Launcher, WorkerProcess
 
@@ -29,7 +29,7 @@ class ChildRun:
     output: tuple[str, ...]
 
 
-class Child:
+class Child(Closing):
     """A spawned Python process that holds one object and answers calls of its methods.
 
     Args:
@@ -115,17 +115,6 @@ class Child:
     def close(self, kill: bool = False) -> None:
         """End the child; without `kill` it may finish what it is doing for five seconds."""
         self._process.end(kill)
-
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close(kill=error is not None)
 
 
 def run_in_child(

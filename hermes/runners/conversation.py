@@ -15,11 +15,11 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from hermes.errors import BadInputError
 from hermes.runners.child import Child
+from hermes.runners.closing import Closing
 from hermes.runners.litert_lm import NO_WEIGHT_CACHE, text_of
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Answer:
     cache_tokens: int = 0
 
 
-class Conversation:
+class Conversation(Closing):
     """A bundle to talk to.
 
     Args:
@@ -138,17 +138,6 @@ class Conversation:
     def close(self, kill: bool = False) -> None:
         """End the runtime's process."""
         self._child.close(kill)
-
-    def __enter__(self) -> Conversation:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._child.close(kill=error is not None)
 
 
 class ConversationHost:

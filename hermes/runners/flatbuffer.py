@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from types import TracebackType
 from typing import IO, Any, cast
 
 import numpy as np
 
 from hermes.errors import BadInputError
 from hermes.runners.child import Child
+from hermes.runners.closing import Closing
 from hermes.runners.interface import Logits
 from hermes.runners.messages import Request
 from hermes.runners.process import Launcher
@@ -50,7 +50,7 @@ class _Ahead:
     request: Request | None
 
 
-class FlatbufferRunner:
+class FlatbufferRunner(Closing):
     """A .tflite file's prefill and decode signatures.
 
     Args:
@@ -166,14 +166,3 @@ class FlatbufferRunner:
         self._child.close(kill or running)
         if self._ahead is not None:
             self._ahead.file.close()
-
-    def __enter__(self) -> FlatbufferRunner:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close(kill=error is not None)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import TracebackType
 from typing import Generic, TypeVar
+
+from hermes.runners.closing import Closing
 
 _Runner = TypeVar("_Runner")
 
 
-class Kept(Generic[_Runner]):
+class Kept(Closing, Generic[_Runner]):
     """Opens a runner at its first use and closes it at the end.
 
     After an error it is closed at once, so that the next rung gets a new one.
@@ -33,19 +34,8 @@ class Kept(Generic[_Runner]):
             self.close()
             raise
 
-    def close(self) -> None:
+    def close(self, kill: bool = False) -> None:
         """End the runner, if it is open."""
         stack, self._stack, self._runner = self._stack, None, None
         if stack is not None:
             stack.close()
-
-    def __enter__(self) -> Kept[_Runner]:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

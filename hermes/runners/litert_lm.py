@@ -20,11 +20,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from hermes.errors import BadInputError
 from hermes.runners.child import Child
+from hermes.runners.closing import Closing
 from hermes.runners.interface import Generation, Message, Turn
 from hermes.runners.process import Launcher
 
@@ -44,7 +44,7 @@ class RuntimeFacts:
     load_seconds: float
 
 
-class LiteRtLmRunner:
+class LiteRtLmRunner(Closing):
     """A bundle in LiteRT-LM on the CPU, decoding greedily.
 
     Args:
@@ -121,20 +121,9 @@ class LiteRtLmRunner:
         """The last lines that the runtime logged."""
         return self._child.output
 
-    def close(self) -> None:
+    def close(self, kill: bool = False) -> None:
         """End the runtime's process."""
-        self._child.close()
-
-    def __enter__(self) -> LiteRtLmRunner:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._child.close(kill=error is not None)
+        self._child.close(kill)
 
 
 class Runtime:
