@@ -57,9 +57,17 @@ class Evaluator:
         source: the opened checkpoint.
         texts: files of real text.
         positions: tokens of each to compare.
+        on_progress: told what is running.
     """
 
-    def __init__(self, source: Source, texts: Sequence[Path], positions: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        texts: Sequence[Path],
+        positions: int,
+        on_progress: OnProgress = silent,
+    ) -> None:
+        on_progress(Progress("reading the float model"))
         original = RewritableModel(source.mapped.config, source.mapped.weights)
         reference = open_float_models(original, original, (1,)).reference
         self._texts = {text: text_ids(source, text, positions) for text in texts}

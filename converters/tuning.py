@@ -321,6 +321,7 @@ def tune_checkpoint(options: TuneOptions, on_progress: OnProgress = silent) -> T
         )
     if target.exists() and not options.force:
         raise TargetError(f"{target} exists", todo="choose another name, or pass --force")
+    on_progress(Progress("opening the checkpoint"))
     source = open_source(options.source)
     base = recipe_for(options.base, source.mapped, None, ())
     text = Calibration(-(-options.positions // SEQUENCE), SEQUENCE)

@@ -49,7 +49,7 @@ def evaluate(
 
     source = open_source(SourceOptions(against, config, tokenizer, layout, weights))
     with ProgressDisplay(quiet=as_json) as progress:
-        evaluator = Evaluator(source, evaluation_texts(text), positions)
+        evaluator = Evaluator(source, evaluation_texts(text), positions, progress)
         rows = evaluator.evaluate(bundle, threads=threads, on_progress=progress)
     facts = [row.to_dict() for row in rows]
     print(json.dumps({"texts": facts}) if as_json else "\n".join(fidelity_lines(facts)))
