@@ -221,7 +221,7 @@ def test_a_signal_ends_a_piped_answer(endless: Path) -> None:
     assert child.stdout is not None
     assert child.stdout.read(100)
     child.send_signal(signal.SIGINT)
-    child.communicate(timeout=30)
+    child.communicate(timeout=120)
     assert child.returncode == 130
 
 
