@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-from hermes.checkpoint.source import LazyTensor
+from hermes.checkpoint.source import ITEM_SIZES, LazyTensor
 from hermes.config import HermesConfig
 from hermes.errors import ResourceError
 from hermes.parameters import layer_shapes
@@ -22,13 +22,13 @@ TRACER_BYTES = 325 * MB
 """torch and the converter loaded, and four layers of every signature traced."""
 GRAPH_LAYER_BYTES = 0.12 * MB
 """Python objects of one layer of one signature, while a graph is stamped or a header packed."""
-BINDER_BYTES = 75 * MB
+BINDER_BYTES = 70 * MB
 """numpy and the flatbuffer schema loaded, one block of rows on its way into the file."""
 VOCABULARY_ENTRY_BYTES = 900
 """Of the tokenizer and its table."""
-HELD_MATRICES = 6
-"""Float32 copies of the largest matrix: as stored, as float32 and rotated, for each of two threads;
-calibration needs fewer, one after the other."""
+THREADS = 2
+"""That bind weights; each holds one matrix whose columns are rotated: as stored, as float32 (the
+same where it is stored so) and rotated."""
 HELD_INPUTS = 3
 """Calibration inputs of all matrices that are in memory: of the model before, between and after its
 rewrites."""
@@ -204,16 +204,17 @@ def _layer(config: HermesConfig) -> int:
 
 def _binding_memory(config: HermesConfig, weights: Mapping[str, LazyTensor], recipe: Recipe) -> int:
     """Rotated columns need their whole matrix, and calibration the inputs of every matrix."""
-    held = 0
+    held = [0]
     if "rotate_residual" in recipe.rewrites:
         for name, tensor in weights.items():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
-                held = max(held, 4 * tensor.numel)
+                stored = 0 if tensor.dtype == "float32" else ITEM_SIZES.get(tensor.dtype, 1)
+                held.append((4 + 4 + stored) * tensor.numel)
     tokens = recipe.calibration.sequences * recipe.calibration.tokens
     row = config.num_layers * (5 * config.hidden_size + config.intermediate_size)
     return int(
         BINDER_BYTES
         + VOCABULARY_ENTRY_BYTES * config.vocab_size
-        + HELD_MATRICES * held
+        + sum(sorted(held)[-THREADS:])
         + HELD_INPUTS * 4 * tokens * row
     )
