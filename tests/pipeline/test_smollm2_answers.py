@@ -41,7 +41,7 @@ PROMPTS = (
             "Portugal",
             "China",
             "Cuba",
-        )  # fmt: skip
+        )
     ),
     "Name the first month of the year.",
     "How many days are in a week?",
