@@ -112,12 +112,7 @@ def convert(options: ConvertOptions, on_progress: OnProgress = silent) -> Report
         VerificationError: a rung is red; nothing is published. The report is its `report`.
         HermesError: anything else that stops the conversion; nothing is published.
     """
-    if options.target.suffix != SUFFIX:
-        raise UsageError(
-            f"the output is called {options.target.name}",
-            expected=f"a name that ends in {SUFFIX}: LiteRT-LM recognises the file by it",
-            todo=f"write to {options.target.with_suffix(SUFFIX).name}",
-        )
+    _check_name(options.target)
     stages = Stages()
     with publish(options.target, options.force) as part, ExitStack() as held:
         with stages.timed("open"):
@@ -142,13 +137,7 @@ def convert(options: ConvertOptions, on_progress: OnProgress = silent) -> Report
         report.facts.update(
             describe_source(source, files.digest),
             recipe=recipe.to_dict(),
-            graph={
-                "made": graph.made,
-                "reason": graph.reason,
-                "tracer": graph.tracer,
-                "lengths": graph.lengths,
-                "seconds": round(graph.seconds, 3),
-            },
+            graph=_describe_graph(graph),
             rewrites={"done": list(rewritten.done), "notes": list(rewritten.notes)},
             weights=_summary(model.weights),
             bundle=_describe_bundle(bundle, options.target),
@@ -168,6 +157,25 @@ def convert(options: ConvertOptions, on_progress: OnProgress = silent) -> Report
         card_path(options.target).unlink(missing_ok=True)
     write_card(options.target, card)
     return report
+
+
+def _describe_graph(graph: Graph) -> dict[str, Any]:
+    return {
+        "made": graph.made,
+        "reason": graph.reason,
+        "tracer": graph.tracer,
+        "lengths": graph.lengths,
+        "seconds": round(graph.seconds, 3),
+    }
+
+
+def _check_name(target: Path) -> None:
+    if target.suffix != SUFFIX:
+        raise UsageError(
+            f"the output is called {target.name}",
+            expected=f"a name that ends in {SUFFIX}: LiteRT-LM recognises the file by it",
+            todo=f"write to {target.with_suffix(SUFFIX).name}",
+        )
 
 
 def raise_if_red(report: Report) -> None:

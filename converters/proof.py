@@ -89,13 +89,10 @@ def prove(
     original = RewritableModel(source.mapped.config, source.mapped.weights)
     on_progress(Progress("reading the float models"))
     models = open_float_models(original, rewritten, recipe.export.prefill, options.memory)
-    opened = read_bundle(bundle)
-    unpacked = work / "unpacked.tflite"
-    extract_section(opened, opened.section("TFLiteModel"), unpacked)
-    floating = None
-    if ours and models.module is not None:
+    opened, unpacked = _unpack(bundle, work / "unpacked.tflite")
+    floating = work / "float32.tflite" if ours and models.module is not None else None
+    if floating is not None and models.module is not None:
         on_progress(Progress("writing the float form"))
-        floating = work / "float32.tflite"
         state = models.module.state_dict()
         rebind_floats(unpacked, rewritten.config, recipe.graph, state, floating)
     opener = _Opener(options.threads)
@@ -115,18 +112,26 @@ def prove(
         )
         if options.runtime is RuntimeChoice.ARM64:
             files = Files(bundle, runtime.open, unpacked, flatbuffer.open, floating)
-            data = _runtime_data(source)
-            device = arm64_rung(files, recipe, given.text_ids, data, options.threads)
-            given = replace(given, device=device)
+            ids, data = given.text_ids, _runtime_data(source)
+            given = replace(given, device=arm64_rung(files, recipe, ids, data, options.threads))
         if models.module is not None:
             _begin_scoring(flatbuffer, given, ours)
         outcome = climb(given, lambda rung, name: on_progress(Progress(f"rung {rung}: {name}")))
-    text = text_file(options.text)
     outcome.report.facts.update(
-        text={"file": text.name, "sha256": hash_file(text), "tokens": len(given.text_ids)},
+        text=_describe_text(text_file(options.text), len(given.text_ids)),
         limits=describe_limits(recipe.export.context, recipe.export.prefill),
     )
     return outcome
+
+
+def _unpack(bundle: Path, target: Path) -> tuple[Bundle, Path]:
+    opened = read_bundle(bundle)
+    extract_section(opened, opened.section("TFLiteModel"), target)
+    return opened, target
+
+
+def _describe_text(path: Path, tokens: int) -> dict[str, str | int]:
+    return {"file": path.name, "sha256": hash_file(path), "tokens": tokens}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class ErrorFeedback:
     Args:
         inputs: [T, C], what the matrix is multiplied by.
         damping: see `DAMPING`.
-        block: see `BLOCK`; a divisor of it is taken where scales change within it.
+        block: see `BLOCK`; columns that share a scale come in whole blocks.
     """
 
     def __init__(self, inputs: Floats, damping: float = DAMPING, block: int = BLOCK) -> None:

@@ -38,8 +38,8 @@ _FIDELITY_RUNG = 5
 def essentials(report: Report) -> dict[str, Any]:
     """What the same inputs always give: origin, shapes, recipe and verdict.
 
-    Measured values, times and machines are left out, so that the same conversion elsewhere writes
-    the same bytes; they stand on the card beside the bundle.
+    Measured values, times and machines are left out, so that the same conversion on the
+    same kind of processor writes the same bytes; they stand on the card beside the bundle.
     """
     facts = report.to_dict()["facts"]
     config, recipe = facts.get("config", {}), facts.get("recipe", {})

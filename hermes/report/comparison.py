@@ -21,8 +21,8 @@ _NOTABLE = 0.05
 def fingerprint(report: Report) -> str:
     """SHA-256 over what the same inputs always give: inputs, sections, and every verdict.
 
-    Measured values, times and machines are left out, so that the same conversion elsewhere writes
-    the same bytes.
+    Measured values, times and machines are left out, so that the same conversion on the
+    same kind of processor writes the same bytes.
     """
     content = report.to_dict()
     facts = content["facts"]
