@@ -3,14 +3,17 @@
 A static graph reads the whole cache at every step, although the slots after the last written one
 are closed by the mask and weigh exactly 0. So each attention, from the product with the keys to the
 product with the values, moves into a subgraph of its own. Copies of it that look at the first W
-slots only stand beside it, and an IF takes the narrowest that holds every written slot. With the
-cache full, the branches cost up to a tenth of a step (docs/performance.md).
+slots only stand beside it, and the narrowest that holds every written slot is run.
+
+An IF chooses between two subgraphs only, and before it runs one it prepares all that is nested in
+it. So IFs are not nested but follow each other, one per width: the one whose width fits computes
+the attention, the others hand the result on (docs/performance.md).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +83,7 @@ class _Signature:
         }
 
     def branch(self, widths: Sequence[int]) -> None:
-        """Replace every attention by an IF; branches are made once and serve all layers."""
+        """Replace every attention by IFs; their subgraphs are made once and serve all layers."""
         widths = [width for width in widths if width >= self.length]
         attentions = self._attentions()
         if not widths or not attentions:
@@ -89,21 +92,33 @@ class _Signature:
         if any(self._form(other) != self._form(first) for other in attentions):
             raise NativeToolError(f"{self.name}: the attentions of the layers have other forms")
         before, conditions = self._conditions(widths)
-        bodies = [_Body(self, first, width, len(widths)).index for width in (*widths, self.context)]
-        target = bodies[-1]
-        for level in reversed(range(1, len(widths))):
-            target = _Choice(self, first, level, len(widths), (bodies[level], target)).index
+        bodies = [_Body(self, first, width).index for width in (*widths, self.context)]
+        handing_on = _Branch(self, first, "hand_on").index
         operators = list(self.graph.operators)
         for attention in reversed(attentions):
-            operators[attention.start : attention.stop] = [
-                if_operator(
-                    self.model,
-                    (bodies[0], target),
-                    [conditions[0], *conditions, *attention.inputs],
-                    [attention.output],
-                )
-            ]
+            operators[attention.start : attention.stop] = self._choices(
+                attention, zip(conditions, bodies, strict=True), handing_on
+            )
         self.graph.operators = before + operators
+
+    def _choices(
+        self, attention: _Attention, bodies: Iterable[tuple[int, int]], handing_on: int
+    ) -> list[Any]:
+        """One IF per (condition, body), each with the result of the one before.
+
+        The first gets the queries in place of a result, which have the same shape.
+        """
+        operators, result = [], attention.inputs[0]
+        for condition, body in bodies:
+            inputs = [condition, result, *attention.inputs]
+            result = self._like(attention.output)
+            operators.append(if_operator(self.model, (body, handing_on), inputs, [result]))
+        operators[-1].outputs = indices([attention.output])
+        return operators
+
+    def _like(self, tensor: int) -> int:
+        self.graph.tensors.append(copy.copy(self.graph.tensors[tensor]))
+        return len(self.graph.tensors) - 1
 
     def _attentions(self) -> list[_Attention]:
         """Every run of operators between two products with what the cache writes made."""
@@ -129,7 +144,13 @@ class _Signature:
             for tensor in operator.inputs
         } | {int(tensor) for tensor in self.graph.outputs}
         output = int(operators[-1].outputs[0])
-        if made & outside != {output} or len(inputs) != 4 or self.mask not in inputs:
+        shapes = {tuple(self.graph.tensors[tensor].shape) for tensor in (inputs[0], output)}
+        if (
+            made & outside != {output}
+            or len(inputs) != 4
+            or self.mask not in inputs
+            or len(shapes) > 1  # queries stand in for a result
+        ):
             raise NativeToolError(
                 f"{self.name}: operators {start} to {stop - 1} are no attention as it is traced",
                 todo="set attention_widths = [] in the recipe's [graph] table",
@@ -150,43 +171,57 @@ class _Signature:
         return index < 0 or self.model.buffers[self.graph.tensors[index].buffer].data is not None
 
     def _conditions(self, widths: Sequence[int]) -> tuple[list[Any], list[int]]:
-        """Operators that compare the first row's position, and one boolean per width."""
-        graph, model, operators = self.graph, self.model, []
-        position = self.positions
+        """Operators on the first row's position, and a boolean per width and for the whole cache.
+
+        Exactly one of the booleans is true: of the narrowest width that has room for the last row.
+        """
+        operators, position = [], self.positions
         if self.length > 1:
             # Padding rows hold position 0; the first row is always a real one.
-            position = add_tensor(
-                graph, f"{self.name}:first_position", [1], schema.TensorType.INT32
+            position = self._computed("first_position", schema.TensorType.INT32)
+            operators.append(
+                slice_operator(self.model, self.graph, self.positions, position, [0], [1])
             )
-            operators.append(slice_operator(model, graph, self.positions, position, [0], [1]))
-        conditions = []
+        fits = []
         for width in widths:
-            last = add_constant(model, graph, f"{self.name}:last_{width}", [width - self.length])
-            fits = add_tensor(graph, f"{self.name}:fits_{width}", [1], schema.TensorType.BOOL)
-            operator = new_operator(
-                model, schema.BuiltinOperator.LESS_EQUAL, [position, last], [fits]
-            )
-            operator.builtinOptionsType = schema.BuiltinOptions.LessEqualOptions
-            operator.builtinOptions = schema.LessEqualOptionsT()
-            operators.append(operator)
-            conditions.append(fits)
+            name, last = f"last_{width}", [width - self.length]
+            limit = add_constant(self.model, self.graph, f"{self.name}:{name}", last)
+            fits.append(self._computed(f"fits_{width}"))
+            inputs = [position, limit]
+            operators.append(self._new("LESS_EQUAL", "LessEqual", inputs, fits[-1]))
+        conditions = [fits[0]]
+        for narrower, wider, width in zip(fits, fits[1:], widths[1:], strict=False):
+            # What fits the narrower width fits the wider one too.
+            conditions.append(self._computed(f"only_{width}"))
+            inputs = [narrower, wider]
+            operators.append(self._new("NOT_EQUAL", "NotEqual", inputs, conditions[-1]))
+        conditions.append(self._computed("fits_none"))
+        operators.append(self._new("LOGICAL_NOT", "LogicalNot", [fits[-1]], conditions[-1]))
         return operators, conditions
+
+    def _computed(self, name: str, kind: int = schema.TensorType.BOOL) -> int:
+        return add_tensor(self.graph, f"{self.name}:{name}", [1], kind)
+
+    def _new(self, code: str, options: str, inputs: list[int], output: int) -> Any:
+        builtin = getattr(schema.BuiltinOperator, code)
+        operator = new_operator(self.model, builtin, inputs, [output])
+        operator.builtinOptionsType = getattr(schema.BuiltinOptions, f"{options}Options")
+        operator.builtinOptions = getattr(schema, f"{options}OptionsT")()
+        return operator
 
 
 class _Branch:
-    """A subgraph that takes all conditions and an attention's inputs."""
+    """A subgraph that takes an earlier result and an attention's inputs, and returns a result."""
 
-    def __init__(self, signature: _Signature, attention: _Attention, name: str, count: int) -> None:
+    def __init__(self, signature: _Signature, attention: _Attention, name: str) -> None:
         self.signature, self.model = signature, signature.model
         self.graph = schema.SubGraphT()
         self.graph.name = f"{signature.name}:{name}".encode()
         self.graph.tensors, self.graph.operators = [], []
-        self.conditions = [
-            add_tensor(self.graph, f"fits_{index}", [1], schema.TensorType.BOOL)
-            for index in range(count)
-        ]
+        self.earlier = self.copied(attention.output)
         self.copies = {tensor: self.copied(tensor) for tensor in attention.inputs}
-        self.graph.inputs = indices([*self.conditions, *self.copies.values()])
+        self.graph.inputs = indices([self.earlier, *self.copies.values()])
+        self.graph.outputs = indices([self.earlier])
         self.model.subgraphs.append(self.graph)
         self.index = len(self.model.subgraphs) - 1
 
@@ -197,31 +232,11 @@ class _Branch:
         return len(self.graph.tensors) - 1
 
 
-class _Choice(_Branch):
-    """An IF between the body of one width and everything wider."""
-
-    def __init__(
-        self,
-        signature: _Signature,
-        attention: _Attention,
-        level: int,
-        count: int,
-        branches: tuple[int, int],
-    ) -> None:
-        super().__init__(signature, attention, f"choice_{level}", count)
-        output = self.copied(attention.output)
-        inputs = [self.conditions[level], *self.graph.inputs]
-        self.graph.operators = [if_operator(self.model, branches, inputs, [output])]
-        self.graph.outputs = indices([output])
-
-
 class _Body(_Branch):
     """The attention over the first `width` slots."""
 
-    def __init__(
-        self, signature: _Signature, attention: _Attention, width: int, count: int
-    ) -> None:
-        super().__init__(signature, attention, f"attention_{width}", count)
+    def __init__(self, signature: _Signature, attention: _Attention, width: int) -> None:
+        super().__init__(signature, attention, f"attention_{width}")
         self.width, self.attention = width, attention
         self.narrowed = width < signature.context
         if self.narrowed:

@@ -84,19 +84,39 @@ def test_a_branch_taken_too_long_is_seen(traced: Traced, monkeypatch: pytest.Mon
     assert traced.worst(traced.run("late")) > 100 * CLOSE
 
 
-def test_every_attention_is_one_branch(traced: Traced) -> None:
+def test_every_attention_is_one_choice_per_width(traced: Traced) -> None:
+    choices = len(WIDTHS) + 1
     model = read_model(traced.branched("counted"))
     for signature in model.signatureDefs:
         names = [
             operator_name(model, operator)
             for operator in model.subgraphs[signature.subgraphIndex].operators
         ]
-        assert names.count("IF") == traced.config.num_layers - (
-            b"prefill" in signature.signatureKey
-        )
+        attentions = traced.config.num_layers - (b"prefill" in signature.signatureKey)
+        assert names.count("IF") == choices * attentions
         assert "SOFTMAX" not in names
-    # Per signature: the attention at each width and over everything, and the second choice.
-    assert len(model.subgraphs) == 2 + 2 * (len(WIDTHS) + 1 + len(WIDTHS) - 1)
+    # Per signature: the attention at each width and over everything, and handing on.
+    assert len(model.subgraphs) == 2 * (1 + choices + 1)
+
+
+@pytest.mark.parametrize("code", ["NOT_EQUAL", "LOGICAL_NOT"])
+def test_a_width_that_is_never_taken_is_seen(
+    traced: Traced, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """Where no condition holds, the queries stand where the attention's result should."""
+    genuine = converters.branches._Signature._new
+
+    def broken(self: Any, name: str, options: str, inputs: list[int], output: int) -> Any:
+        # What is compared with itself is never different.
+        if name == code == "NOT_EQUAL":
+            inputs = [inputs[0], inputs[0]]
+        if name == code == "LOGICAL_NOT":
+            return genuine(self, "NOT_EQUAL", "NotEqual", inputs * 2, output)
+        return genuine(self, name, options, inputs, output)
+
+    monkeypatch.setattr("converters.branches._Signature._new", broken)
+    traced.branched("never")
+    assert traced.worst(traced.run("never")) > 100 * CLOSE
 
 
 def test_nothing_changes_without_widths(traced: Traced) -> None:
