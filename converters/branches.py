@@ -32,6 +32,7 @@ from converters.flatbuffer_edit import (
 )
 from hermes.errors import NativeToolError
 from hermes.recipe import ExportShapes, GraphOptions
+from hermes.signatures import DECODE
 
 
 def branch_attention(path: Path, shapes: ExportShapes, options: GraphOptions) -> None:
@@ -84,6 +85,8 @@ class _Signature:
 
     def branch(self, widths: Sequence[int]) -> None:
         """Replace every attention by IFs; their subgraphs are made once and serve all layers."""
+        # A prefill waits for its int8 products; half of the widths are enough for it.
+        widths = list(widths) if self.name == DECODE else list(widths)[1::2]
         widths = [width for width in widths if width >= self.length]
         attentions = self._attentions()
         if not widths or not attentions:

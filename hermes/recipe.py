@@ -32,7 +32,7 @@ class ExportShapes:
     """
 
     context: int = 1280
-    prefill: tuple[int, ...] = (1, 8, 32, 128, 512)
+    prefill: tuple[int, ...] = (1, 8, 32, 128)
 
     def problems(self) -> list[str]:
         """Everything that cannot be exported."""
