@@ -2,28 +2,27 @@
 
 The file is a flatbuffer header followed by the constants, each at a 64-byte aligned offset that its
 Buffer names, so that files may pass 2 GB and no weight is ever held whole. Weights are independent
-of each other, so two threads work on them; what numpy computes and what is read and written runs
-without Python's lock.
+of each other, so two processes work on them and write each to its place.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from converters.forked import OnGrowth, run_tasks
 from converters.header import Header, Place, obtain_header
-from converters.quantize import QuantizedRows, quantize_rows
-from converters.rounding import ErrorFeedback
+from converters.quantize import QuantizedRows, quantize_rows, quantize_tile, scales_of
+from converters.rounding import ErrorFeedback, Floats, Tile, leading_directions
 from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 from hermes.errors import UsageError
@@ -35,9 +34,9 @@ from hermes.signatures import GraphWeight, graph_weights
 ALIGNMENT = 64
 CHUNK_BYTES = 1 << 19
 """Float32 bytes of one weight that a thread works on at a time: what a core's own cache holds."""
-ROUNDED_ROWS = 512
-"""Rows that are rounded with feedback at a time: a step costs calls, however few rows there are,
-and more rows leave the cache."""
+ROUNDED_ROWS, ROUNDED_VALUES = 1024, 1 << 22
+"""Most rows and values that are rounded with feedback at a time: a step costs calls, however few
+rows there are, and more rows leave the cache."""
 WORKERS = 2
 
 
@@ -99,6 +98,7 @@ def bind_weights(
     *,
     inputs: Mapping[str, Inputs] | None = None,
     headers: Path | None = None,
+    on_growth: OnGrowth = lambda size: None,
 ) -> tuple[BoundWeight, ...]:
     """Write the model with its weights to `target`.
 
@@ -112,6 +112,7 @@ def bind_weights(
         inputs: calibration inputs of the matrices, for rules that round by them. A table that is
             only looked up has none and is rounded to nearest.
         headers: folder of headers kept from earlier exports.
+        on_growth: told by how many bytes the processes grew that do it.
     """
     graph = graph_weights(config, recipe.graph)
     recipe.check_rules(part for w in graph if w.kind == "matrix" for part in w.parts)
@@ -119,9 +120,14 @@ def bind_weights(
     header = obtain_header(skeleton, graph, rules, headers)
     _fill_biases(header, graph, weights)
     slots = _lay_out(header, graph, rules)
+    for seen in itertools.islice((inputs or {}).values(), 1):
+        seen()  # One walk through the model makes the inputs of all matrices, for all processes.
     with target.open("wb") as file:
-        stream = _Stream(weights, inputs or {}, header.data, file.fileno())
-        _write_all(slots, stream, on_weight)
+        stream = _Stream(weights, inputs or {}, file.fileno())
+        for slot, scales in _written(slots, stream, on_growth):
+            position = slot.place.scales
+            header.data[position : position + len(scales)] = scales
+            on_weight(slot.weight.name, slot.size)
         file.truncate(_aligned(slots[-1].end))
         file.write(header.data)
     return tuple(
@@ -182,91 +188,98 @@ def _fill_biases(
                 header.data[position : position + len(data)] = data
 
 
-def _write_all(slots: list[_Slot], stream: _Stream, on_weight: Callable[[str, int], None]) -> None:
-    """Stream every weight; the first error stops the rest."""
-    with _pool() as pool:
-        running = [pool.submit(stream.write, slot) for slot in slots]
-        for slot, done in zip(slots, running, strict=True):
-            done.result()
-            on_weight(slot.weight.name, slot.size)
-
-
-@contextmanager
-def _pool() -> Iterator[ThreadPoolExecutor]:
-    pool = ThreadPoolExecutor(WORKERS)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
+def _written(
+    slots: list[_Slot], stream: _Stream, on_growth: OnGrowth
+) -> Iterator[tuple[_Slot, bytes]]:
+    """Stream every weight: each with its scales for the header, in the order they are done."""
+    groups = stream.groups(slots)
+    tasks = [functools.partial(stream.write, group) for group in groups]
+    with closing(run_tasks(tasks, WORKERS, (stream.file,), on_growth)) as done:
+        for index, scales in done:
+            yield from zip(groups[index], scales, strict=True)
 
 
 class _Stream:
-    """Reads, quantizes and writes weights chunk by chunk; their scales go into the header."""
+    """Reads, quantizes and writes weights chunk by chunk."""
 
     def __init__(
-        self,
-        weights: Mapping[str, LazyTensor],
-        inputs: Mapping[str, Inputs],
-        header: bytearray,
-        file: int,
+        self, weights: Mapping[str, LazyTensor], inputs: Mapping[str, Inputs], file: int
     ) -> None:
+        self.file = file
         self._weights = weights
         self._inputs = inputs
-        self._header = header
-        self._file = file
-        # Projections that read the same inputs follow each other.
-        self._feedback_of = functools.lru_cache(2 * WORKERS)(lambda seen: ErrorFeedback(seen()))
 
-    def write(self, slot: _Slot) -> None:
-        """One weight."""
-        offset, amplitude, feedback = slot.offset, self._amplitude(slot), self._feedback(slot)
-        for first, rows in self._chunks(slot.weight, ROUNDED_ROWS if feedback else 0):
-            stored = quantize_rows(rows, slot.rule, amplitude, feedback)
-            _write(self._file, stored.data, offset)
+    def groups(self, slots: Sequence[_Slot]) -> list[list[_Slot]]:
+        """Weights that are rounded by the same inputs together; the largest group first."""
+        groups: dict[object, list[_Slot]] = {}
+        for slot in slots:
+            groups.setdefault(self._seen(slot) or slot.weight.name, []).append(slot)
+        return sorted(groups.values(), key=lambda group: -sum(slot.size for slot in group))
+
+    def write(self, group: Sequence[_Slot]) -> list[bytes]:
+        """A group of weights; gives the scales of each that the header holds."""
+        seen = self._seen(group[0])
+        feedback = None if seen is None else ErrorFeedback(leading_directions(seen()))
+        return [self._write(slot, feedback) for slot in group]
+
+    def _write(self, slot: _Slot, feedback: ErrorFeedback | None) -> bytes:
+        offset, scales = slot.offset, bytearray()
+        for first, stored in self._quantized(slot, feedback):
+            _write(self.file, stored.data, offset)
             offset += len(stored.data)
-            self._write_scales(slot, first, stored)
+            if stored.scales is None:
+                continue
+            data = stored.scales.tobytes()
+            if slot.rule.block:
+                row = len(data) // len(stored.scales)
+                _write(self.file, data, slot.blocks + first * row)
+            else:
+                scales += data
+        return bytes(scales)
 
-    def _write_scales(self, slot: _Slot, row: int, stored: QuantizedRows) -> None:
-        if stored.scales is None:
+    def _quantized(
+        self, slot: _Slot, feedback: ErrorFeedback | None
+    ) -> Iterator[tuple[int, QuantizedRows]]:
+        """(first row, stored rows), in order."""
+        amplitude = self._amplitude(slot)
+        if feedback is None:
+            for first, rows in self._chunks(slot.weight):
+                yield first, quantize_rows(rows, slot.rule, amplitude)
             return
-        data = stored.scales.tobytes()
-        if slot.rule.block:
-            _write(self._file, data, slot.blocks + row * (len(data) // len(stored.scales)))
-        else:
-            position = slot.place.scales + 4 * row
-            self._header[position : position + len(data)] = data
+        total, columns = slot.weight.shape
+        height = min(ROUNDED_ROWS, max(1, ROUNDED_VALUES // columns), total)
+        tile, done = Tile(height, columns), 0
+        for first, rows in self._chunks(slot.weight):
+            last = first + len(rows)
+            while len(rows):
+                taken, rows = rows[: tile.room], rows[tile.room :]
+                tile.add(taken, scales_of(taken, slot.rule, amplitude))
+                if not tile.room or (last == total and not len(rows)):
+                    yield done, quantize_tile(tile, slot.rule, feedback)
+                    done = last - len(rows)
+                    tile.clear()
+
+    def _seen(self, slot: _Slot) -> Inputs | None:
+        """Projections that share a matmul have the same inputs."""
+        if slot.rule.rounding != "calibrated":
+            return None
+        return self._inputs.get(slot.weight.parts[0])
 
     def _amplitude(self, slot: _Slot) -> float | None:
         if not slot.rule.integer or slot.rule.granularity != "tensor":
             return None
         return max(float(np.abs(rows).max()) for _, rows in self._chunks(slot.weight))
 
-    def _feedback(self, slot: _Slot) -> ErrorFeedback | None:
-        """Projections that share a matmul have the same inputs."""
-        if slot.rule.rounding != "calibrated":
-            return None
-        seen = self._inputs.get(slot.weight.parts[0])
-        return None if seen is None else self._feedback_of(seen)
-
-    def _chunks(
-        self, weight: GraphWeight, least: int = 0
-    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """(first row, rows) of the weight's parts one after the other, float32.
-
-        At least `least` rows come at a time, or all that are left.
-        """
-        first, waiting, count = 0, list[NDArray[np.float32]](), 0
+    def _chunks(self, weight: GraphWeight) -> Iterator[tuple[int, Floats]]:
+        """(first row, rows) of the weight's parts one after the other, as they fit a cache."""
+        first = 0
         for part in weight.parts:
             tensor = self._weights[part]
             step = max(1, CHUNK_BYTES // (4 * math.prod(tensor.shape[1:])))
-            for start in range(0, tensor.shape[0], step):
-                waiting.append(_finite(tensor, start, min(start + step, tensor.shape[0])))
-                count += len(waiting[-1])
-                if count >= least:
-                    yield first, waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
-                    first, waiting, count = first + count, [], 0
-        if waiting:
-            yield first, np.concatenate(waiting)
+            for start in range(0, tensor.rows, step):
+                rows = _finite(tensor, start, min(start + step, tensor.rows))
+                yield first, rows
+                first += len(rows)
 
 
 def _write(file: int, data: bytes, offset: int) -> None:
@@ -276,7 +289,7 @@ def _write(file: int, data: bytes, offset: int) -> None:
         view, offset = view[count:], offset + count
 
 
-def _finite(tensor: LazyTensor, start: int, stop: int | None) -> NDArray[np.float32]:
+def _finite(tensor: LazyTensor, start: int, stop: int | None) -> Floats:
     rows = tensor.floats(start, stop)
     # The mapping checks what it reads; rewrites and other callers' weights are checked here.
     check_finite(rows, f"{tensor.origin}: tensor {tensor.name}", start)

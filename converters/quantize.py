@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.rounding import ErrorFeedback
+from converters.rounding import ErrorFeedback, Tile
 from hermes.recipe import QuantizationRule
 
 SMALLEST_AMPLITUDE = 1e-9
@@ -49,35 +49,41 @@ def quantize_rows(
         return QuantizedRows(rows.tobytes(), None)
     if rule.weights == "float16":
         return QuantizedRows(rows.astype(np.float16).tobytes(), None)
-    largest = LARGEST[rule.weights]
-    work = np.abs(rows)
-    scales = _scales(work, rule, largest, amplitude)
     if feedback is not None:
-        integers = feedback.round(rows, scales, (-largest, largest))
-    else:
-        # Every step writes into this one array: allocating costs more than computing.
-        groups = (len(rows), scales.shape[1], -1)
-        np.divide(rows.reshape(groups), scales[:, :, None], out=work.reshape(groups))
-        np.rint(work, out=work)
-        np.clip(work, -largest, largest, out=work)
-        integers = work.astype(np.int8)
-    stored = scales.astype(np.float16) if rule.block else scales[:, 0]
-    return QuantizedRows(_packed(integers, rule), stored)
+        tile = Tile(*rows.shape)
+        tile.add(rows, scales_of(rows, rule, amplitude))
+        return quantize_tile(tile, rule, feedback)
+    largest, scales = LARGEST[rule.weights], scales_of(rows, rule, amplitude)
+    groups = rows.reshape(len(rows), scales.shape[1], -1)
+    # Every step writes into this one array: allocating costs more than computing.
+    work = np.divide(groups, scales[:, :, None]).reshape(rows.shape)
+    np.rint(work, out=work)
+    np.clip(work, -largest, largest, out=work)
+    return QuantizedRows(_packed(work.astype(np.int8), rule), _stored(scales, rule))
 
 
-def _scales(
-    magnitudes: Floats, rule: QuantizationRule, largest: int, amplitude: float | None
-) -> Floats:
-    """[R, G] float32, one per group of columns."""
+def quantize_tile(tile: Tile, rule: QuantizationRule, feedback: ErrorFeedback) -> QuantizedRows:
+    """Store the rows that the tile holds, rounded by their inputs; their scales are the rule's."""
+    largest = LARGEST[rule.weights]
+    integers = feedback.round_tile(tile, (-largest, largest))
+    return QuantizedRows(_packed(integers, rule), _stored(tile.scales, rule))
+
+
+def _stored(scales: Floats, rule: QuantizationRule) -> NDArray[np.floating]:
+    return scales.astype(np.float16) if rule.block else scales[:, 0]
+
+
+def scales_of(rows: Floats, rule: QuantizationRule, amplitude: float | None = None) -> Floats:
+    """[R, G] float32, one per group of columns; `amplitude` as `quantize_rows` takes it."""
     if rule.granularity == "tensor":
         if amplitude is None:
             raise ValueError("one scale per tensor needs the tensor's amplitude")
-        peaks = np.full((len(magnitudes), 1), amplitude, dtype=np.float32)
+        peaks = np.full((len(rows), 1), amplitude, dtype=np.float32)
     else:
-        groups = magnitudes.shape[1] // rule.block if rule.block else 1
-        peaks = magnitudes.reshape(len(magnitudes), groups, -1).max(axis=2)
+        groups = rows.reshape(len(rows), rows.shape[1] // rule.block if rule.block else 1, -1)
+        peaks = np.maximum(groups.max(axis=2), -groups.min(axis=2))
     scales: Floats = np.maximum(peaks, np.float32(SMALLEST_AMPLITUDE))
-    scales /= np.float32(largest)
+    scales /= np.float32(LARGEST[rule.weights])
     if rule.block:
         # Rounded up to 8 significant bits, so that the largest value still fits.
         bits = (scales.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)

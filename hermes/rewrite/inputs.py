@@ -1,13 +1,14 @@
 """What a few tokens put into every matrix: the activations that some rewrites and roundings need.
 
-The text goes through the model layer by layer, in numpy, with one layer's weights in memory. Only
-the inputs are kept, a few dozen rows per matrix.
+The text goes through the model layer by layer, in numpy, with a few rows of a matrix in memory.
+Only the inputs are kept, a few dozen rows per matrix.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,10 @@ from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 from hermes.parameters import EMBEDDING, FINAL_NORM, HEAD
 from hermes.rotary import rope_rows
+
+THREADS = 2
+CHUNK_VALUES = 1 << 19
+"""Of a matrix that a thread multiplies by at a time."""
 
 Rows = NDArray[np.float32]
 Inputs = Callable[[], Rows]
@@ -34,7 +39,12 @@ def record_inputs(
         weights: its weights.
         sequences: token ids; each sequence starts at position 0.
     """
-    walk = functools.cache(lambda: _Walk(config, weights, sequences).inputs())
+
+    @functools.cache
+    def walk() -> dict[str, Rows]:
+        with ThreadPoolExecutor(THREADS) as pool:
+            return _Walk(config, weights, sequences, pool).inputs()
+
     names = [name for name in weights if name.endswith(("proj.weight", "norm.weight"))]
     return {name: functools.partial(lambda key: walk()[key], name) for name in (*names, HEAD)}
 
@@ -47,10 +57,12 @@ class _Walk:
         config: HermesConfig,
         weights: Mapping[str, LazyTensor],
         sequences: Sequence[Sequence[int]],
+        pool: ThreadPoolExecutor,
     ) -> None:
         self.config = config
         self.weights = weights
         self.sequences = sequences
+        self.pool = pool
         ends = np.cumsum([len(ids) for ids in sequences]).tolist()
         self.spans = list(zip([0, *ends[:-1]], ends, strict=True))
         self.seen: dict[str, Rows] = {}
@@ -76,7 +88,16 @@ class _Walk:
 
     def _linear(self, name: str, x: Rows) -> Rows:
         self.seen[f"{name}.weight"] = x
-        y: Rows = x @ self.weights[f"{name}.weight"].floats().T
+        weight = self.weights[f"{name}.weight"]
+        y = np.empty((len(x), weight.rows), dtype=np.float32)
+        step = max(1, CHUNK_VALUES // x.shape[1])
+
+        def multiply(start: int) -> None:
+            stop = min(start + step, weight.rows)
+            np.matmul(x, weight.floats(start, stop).T, out=y[:, start:stop])
+
+        for _ in self.pool.map(multiply, range(0, weight.rows, step)):
+            pass
         bias = self.weights.get(f"{name}.bias")
         return y if bias is None else y + bias.floats()
 

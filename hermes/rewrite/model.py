@@ -20,7 +20,7 @@ Numbers = NDArray[np.floating]
 
 BLOCK_VALUES = 1 << 17
 """Values of a matrix that are worked on at a time: about what a core's own cache holds."""
-LEAST_COLUMNS = 32
+LEAST_COLUMNS = 128
 """Narrower blocks of columns cost more to fetch than they save."""
 
 
@@ -160,12 +160,15 @@ def by_columns(
 def _columns_changed(
     tensor: LazyTensor, change: Callable[[Numbers], Numbers], dtype: DType
 ) -> Numbers:
-    matrix = numbers(tensor, dtype).reshape(tensor.rows, -1)
-    result = np.empty_like(matrix)
+    matrix: Numbers = np.empty((tensor.rows, tensor.numel // tensor.rows), dtype=dtype)
+    step = max(1, BLOCK_VALUES // matrix.shape[1])
+    for start in range(0, tensor.rows, step):
+        rows = numbers(tensor, dtype, start, min(start + step, tensor.rows))
+        matrix[start : start + step] = rows.reshape(len(rows), -1)
     step = max(LEAST_COLUMNS, BLOCK_VALUES // len(matrix))
     for start in range(0, matrix.shape[1], step):
-        result[:, start : start + step] = change(matrix[:, start : start + step])
-    return result.reshape(tensor.shape)
+        matrix[:, start : start + step] = change(matrix[:, start : start + step])
+    return matrix.reshape(tensor.shape)
 
 
 def numbers(tensor: LazyTensor, dtype: DType, start: int = 0, stop: int | None = None) -> Numbers:

@@ -10,7 +10,6 @@ Ashkboos et al. 2024; SpinQuant, Liu et al. 2024).
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -27,17 +26,15 @@ NAME = "rotate_residual"
 SEED = 20241
 _READERS = tuple(reader for readers in fold.READERS.values() for reader in readers)
 _WRITERS = ("self_attn.o_proj", "mlp.down_proj")
-_DENSE_WIDTH = 64
-"""Smallest dense factor: a matrix product of this size runs at the processor's full speed."""
+_LEAST_WIDTH = 36
 
 
 class Rotation:
     """An orthogonal matrix Q of any width: random signs, then a Kronecker product.
 
-    Q = diag(signs) (H (x) D): H is a Hadamard matrix, applied as sums and differences, and D a
-    dense matrix of moderate size, itself a Hadamard matrix times a random orthogonal one of the
-    width's odd part. So no width x width matrix is formed, and applying Q costs
-    width x (size of D + log2 of the size of H).
+    Q = diag(signs) (H (x) D): H is a Hadamard matrix and D a Hadamard matrix times a random
+    orthogonal one of the width's odd part, both about as wide as the width's root. So no
+    width x width matrix is formed, and applying Q costs width x (size of D + size of H).
 
     Args:
         width: of the vectors.
@@ -48,42 +45,47 @@ class Rotation:
         generator = np.random.default_rng(seed)
         self.width = width
         self._signs = generator.integers(0, 2, width) * 2.0 - 1.0
-        power = width & -width
-        odd = width // power
-        within = min(power, 1 << max(0, math.ceil(math.log2(_DENSE_WIDTH / odd))))
-        self._outer = power // within
-        self._dense: Numbers = hadamard(within)
+        odd, within = _inner_factor(width)
+        self._outer: Numbers = hadamard(width // (odd * within))
+        self._inner: Numbers = hadamard(within)
         if odd > 1:
-            self._dense = np.kron(self._dense, _random_orthogonal(odd, generator))
-        # The Hadamard matrix's norm goes with the signs.
-        self._signs /= math.sqrt(self._outer)
+            self._inner = np.kron(self._inner, _random_orthogonal(odd, generator))
         self._in_dtype = functools.cache(self._cast)
 
-    def _cast(self, dtype: DTypeLike) -> tuple[Numbers, Numbers]:
-        return self._signs.astype(dtype), self._dense.astype(dtype)
+    def _cast(self, dtype: DTypeLike) -> tuple[Numbers, Numbers, Numbers]:
+        return self._signs.astype(dtype), self._outer.astype(dtype), self._inner.astype(dtype)
 
     def rows(self, values: Numbers) -> Numbers:
         """[R, width] times Q, in the dtype of the values."""
-        signs, dense = self._in_dtype(values.dtype)
-        shape = (-1, self._outer, len(dense))
-        parts, result = values.reshape(shape), np.empty(values.shape, dtype=values.dtype)
-        results, signs = result.reshape(shape), signs.reshape(self._outer, 1, -1)
+        signs, outer, inner = self._in_dtype(values.dtype)
+        result = np.empty(values.shape, dtype=values.dtype)
         step = max(1, BLOCK_VALUES // self.width)
         for start in range(0, len(values), step):
-            # With the Hadamard matrix's axis in front, its sums run over long stretches of memory.
-            part = parts[start : start + step].swapaxes(0, 1)
-            front = np.multiply(part, signs, order="C")
-            mixed = (front.reshape(-1, len(dense)) @ dense).reshape(1, self._outer, -1)
-            mixed = _hadamard_sums(mixed, front.reshape(mixed.shape))
-            results[start : start + step] = mixed.reshape(front.shape).swapaxes(0, 1)
+            signed = values[start : start + step] * signs
+            mixed = signed.reshape(-1, len(inner)) @ inner
+            shape = (len(signed), len(outer), len(inner))
+            np.matmul(outer, mixed.reshape(shape), out=result[start : start + step].reshape(shape))
         return result
 
     def columns(self, values: Numbers) -> Numbers:
         """The transpose of Q times [width, C], in the dtype of the values."""
-        signs, dense = self._in_dtype(values.dtype)
-        signed = (values * signs[:, None]).reshape(self._outer, len(dense), -1)
-        mixed = np.matmul(dense.T, signed).reshape(1, self._outer, -1)
-        return _hadamard_sums(mixed, signed.reshape(mixed.shape)).reshape(values.shape)
+        signs, outer, inner = self._in_dtype(values.dtype)
+        signed = (values * signs[:, None]).reshape(len(outer), len(inner), -1)
+        mixed = np.matmul(inner.T, signed).reshape(len(outer), -1)
+        result: Numbers = (outer @ mixed).reshape(values.shape)
+        return result
+
+
+def _inner_factor(width: int) -> tuple[int, int]:
+    """(odd part, power of two) of the inner factor; the outer one is at most twice as wide.
+
+    Products of matrices narrower than `_LEAST_WIDTH` do not run at the processor's full speed.
+    """
+    power = width & -width
+    odd, within = width // power, 1
+    while within < power and odd * within < max(_LEAST_WIDTH, power // within // 2):
+        within *= 2
+    return odd, within
 
 
 def rotate_residual(model: RewritableModel, seed: int = SEED) -> RewritableModel:
@@ -117,25 +119,14 @@ def rotate_residual(model: RewritableModel, seed: int = SEED) -> RewritableModel
                 if name in model.weights:
                     changed[name] = by_columns(model.weights[name], columns, model.dtype)
     readers = [name for name in model.inputs if name == HEAD or name.endswith(_READERS)]
-    inputs = {name: _rotated(model.inputs[name], made) for name in readers}
+    # What several matrices read is rotated once.
+    rotated = {seen: _rotated(seen, made) for seen in {model.inputs[name] for name in readers}}
+    inputs = {name: rotated[model.inputs[name]] for name in readers}
     return model.changed(NAME, changed, inputs=inputs)
 
 
 def _rotated(inputs: Inputs, made: Callable[[], Rotation]) -> Inputs:
     return functools.cache(lambda: made().rows(inputs()))
-
-
-def _hadamard_sums(values: Numbers, spare: Numbers) -> Numbers:
-    """Sylvester's matrix of ones and minus ones along axis 1 of [R, N, C]; uses up both arrays."""
-    count, height = values.shape[1], 1
-    while height < count:
-        pairs = (len(values), count // (2 * height), 2, height * values.shape[2])
-        source, target = values.reshape(pairs), spare.reshape(pairs)
-        np.add(source[:, :, 0], source[:, :, 1], out=target[:, :, 0])
-        np.subtract(source[:, :, 0], source[:, :, 1], out=target[:, :, 1])
-        values, spare = spare, values
-        height *= 2
-    return values
 
 
 def _random_orthogonal(size: int, generator: np.random.Generator) -> NDArray[np.float64]:

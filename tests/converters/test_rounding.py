@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from converters.quantize import quantize_rows
-from converters.rounding import DAMPING, ErrorFeedback
+from converters.rounding import DAMPING, ErrorFeedback, Tile, leading_directions
 from hermes.recipe import QuantizationRule
 
 LIMITS = (-127, 127)
@@ -74,3 +74,44 @@ def test_inputs_of_zeros_round_to_nearest() -> None:
     fed = quantize_rows(weights, RULE, None, ErrorFeedback(np.zeros((4, 20), np.float32)))
     assert fed.data == nearest.data
     assert np.array_equal(fed.scales, nearest.scales)
+
+
+def test_the_leading_directions_stand_for_all_tokens() -> None:
+    """40 tokens of 4 directions and little noise: the errors on them are as small with 4 rows."""
+    generator = np.random.default_rng(6)
+    inputs = generator.standard_normal((40, 4)) @ generator.standard_normal((4, 128))
+    inputs = (inputs + 1e-3 * generator.standard_normal(inputs.shape)).astype(np.float32)
+    few = leading_directions(inputs, 4)
+    assert few.shape == (4, 128)
+    assert np.abs(few.T @ few - inputs.T @ inputs).max() < 1e-3 * np.abs(inputs.T @ inputs).max()
+    assert leading_directions(inputs, 40) is inputs
+    weights = generator.standard_normal((64, 128)).astype(np.float32)
+    errors = []
+    for seen in (inputs, few, leading_directions(inputs, 1)):
+        stored = quantize_rows(weights, RULE, None, ErrorFeedback(seen))
+        values = np.frombuffer(stored.data, np.int8).reshape(weights.shape) * stored.scales[:, None]
+        errors.append(np.square(inputs @ (values - weights).T).mean())
+    assert errors[1] < errors[0] * 1.2
+    assert errors[2] > errors[0] * 2
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_tile_is_rounded_as_its_rows(groups: int) -> None:
+    """Rows that come in pieces, and scales by block, which are not the unit of a whole row."""
+    generator = np.random.default_rng(7)
+    inputs = generator.standard_normal((12, 128)).astype(np.float32)
+    weights = generator.standard_normal((70, 128)).astype(np.float32)
+    scales = np.abs(weights.reshape(70, groups, -1)).max(axis=2) / np.float32(127)
+    feedback = ErrorFeedback(inputs)
+    tile = Tile(80, 128)
+    for start in (0, 30, 60):
+        tile.add(weights[start : start + 30], scales[start : start + 30])
+    assert tile.room == 10
+    found = feedback.round_tile(tile, LIMITS)
+    alone = [feedback.round(weights[r : r + 1], scales[r : r + 1], LIMITS) for r in range(70)]
+    assert (found == np.concatenate(alone)).all(axis=1).mean() > 0.95
+    assert np.array_equal(tile.scales, scales)
+    nearest = np.rint(weights / np.repeat(scales, 128 // groups, axis=1))
+    wide = np.repeat(scales, 128 // groups, axis=1)
+    off = [np.square(inputs @ (n * wide - weights).T).mean() for n in (found, nearest)]
+    assert off[0] < off[1] / 4
