@@ -11,6 +11,7 @@ from converters.bundle import read_bundle
 from converters.traffic import decode_traffic
 from hermes.runners.benchmark import Speed
 from hermes.runners.benchmark_bandwidth import read_bandwidth
+from hermes.runners.benchmark_calls import CallPlan, ModelPlace, time_calls
 from hermes.runners.benchmark_paired import (
     METRICS,
     BenchmarkPlan,
@@ -67,7 +68,23 @@ def ratios(one: BundleRuns, other: BundleRuns) -> dict[str, Any]:
     return {metric: asdict(paired_ratio(one, other, metric)) for metric in METRICS}
 
 
+def call_facts(paths: Sequence[Path], plan: CallPlan) -> dict[str, Any]:
+    """Time calls of one signature of bundles in turns.
+
+    Raises:
+        BadInputError: no such file, or no bundle.
+        NativeToolError: the library died, hung or refused a bundle.
+    """
+    places = [_place(path) for path in paths]
+    rows = [[asdict(times) for times in row] for row in time_calls(places, plan)]
+    return {"plan": asdict(plan), "bundles": [str(path) for path in paths], "calls": rows}
+
+
+def _place(path: Path) -> ModelPlace:
+    section = read_bundle(path).section("TFLiteModel")
+    return ModelPlace(path, section.offset, section.size)
+
+
 def bundle_profile(path: Path, signature: str, threads: int) -> dict[str, Any]:
     """Where one call of a signature spends its time."""
-    section = read_bundle(path).section("TFLiteModel")
-    return asdict(profile_signature(path, section.offset, section.size, signature, threads))
+    return asdict(profile_signature(*_place(path), signature, threads))

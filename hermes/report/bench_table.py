@@ -80,6 +80,30 @@ def profile_lines(profile: Mapping[str, Any]) -> list[str]:
     return [head, *_aligned(rows)]
 
 
+def call_lines(facts: Mapping[str, Any]) -> list[str]:
+    """Milliseconds of a call at every position: mean of the copies, and their range."""
+    plan = facts["plan"]
+    head = (
+        f"calls of {plan['signature']}, {plan['threads']} threads, {plan['copies']} copies of each "
+        f"bundle, {plan['rounds']} rounds: median milliseconds"
+    )
+    rows = [["position", "bundle", "wall (copies)", "processor", "time / A's"]]
+    for row in facts["calls"]:
+        for index, times in enumerate(row):
+            wall, cpu = times["wall_ms"], times["cpu_ms"]
+            rows.append(
+                [
+                    "" if index else str(times["position"]),
+                    chr(65 + index),
+                    f"{sum(wall) / len(wall):.2f} ({min(wall):.2f} to {max(wall):.2f})",
+                    f"{sum(cpu) / len(cpu):.2f}",
+                    f"{times['ratio']:.3f}" if index else "",
+                ]
+            )
+    names = [f"{chr(65 + index)}: {path}" for index, path in enumerate(facts["bundles"])]
+    return [head, *_aligned(rows), *names]
+
+
 def _spread(values: Mapping[str, float], spell: Callable[[float], str]) -> str:
     low, high = spell(values["low"]), spell(values["high"])
     return f"{spell(values['median'])} ({low.split()[0]} to {high})"

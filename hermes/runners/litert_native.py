@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,19 @@ class CompiledGraph:
             self._outputs,
         )
 
+    def set_positions(self, first: int, names: Sequence[str]) -> None:
+        """Number the rows from `first` on, in the input that has one of these names.
+
+        Raises:
+            LiteRtError: no input has.
+        """
+        found = [self._buffers[name] for name in names if name in self._buffers]
+        if not found:
+            raise LiteRtError(f"no input {' or '.join(names)} among {', '.join(self._buffers)}")
+        with self._locked(found[0]) as (address, size):
+            rows = (ctypes.c_int32 * (size // 4)).from_address(address)
+            rows[:] = list(range(first, first + len(rows)))
+
     def profile(self, runs: int) -> list[Event]:
         """Events of that many calls."""
         self._call("LiteRtResetProfiler", self._profiler)
@@ -160,12 +174,22 @@ class CompiledGraph:
         buffer = self._make(
             "LiteRtCreateManagedTensorBufferFromRequirements", self._environment, kind, needs
         )
+        with self._locked(buffer) as (address, size):
+            ctypes.memset(address, 0, size)
+        return buffer
+
+    @contextmanager
+    def _locked(self, buffer: ctypes.c_void_p) -> Iterator[tuple[int, int]]:
+        """Address and bytes of a buffer, to be written."""
         size = self._count("LiteRtGetTensorBufferPackedSize", buffer)
         address = ctypes.c_void_p()
         self._call("LiteRtLockTensorBuffer", buffer, ctypes.byref(address), _WRITE)
-        ctypes.memset(address, 0, size)
-        self._call("LiteRtUnlockTensorBuffer", buffer)
-        return buffer
+        if address.value is None:
+            raise LiteRtError("a tensor buffer has no memory")
+        try:
+            yield address.value, size
+        finally:
+            self._call("LiteRtUnlockTensorBuffer", buffer)
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._library, name)(*arguments)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PREFILL = "prefill"
 _TOKENS = ("tokens", "token_ids")
-_POSITIONS = ("input_pos", "positions")
+POSITION_NAMES = ("input_pos", "positions")
 _MASKS = ("mask", "attn_mask")
 _KEYS = ("kv_cache_k_", "k_cache_")
 _VALUES = ("kv_cache_v_", "v_cache_")
@@ -60,13 +60,13 @@ def roles_of(signature: Signature) -> Roles:
         BadInputError: an input that it needs is absent, or one that it could not fill is there.
     """
     inputs = list(signature.inputs)
-    tokens, positions = _take(inputs, _TOKENS), _take(inputs, _POSITIONS)
+    tokens, positions = _take(inputs, _TOKENS), _take(inputs, POSITION_NAMES)
     mask = _take(inputs, _MASKS)
     cache = tuple(spec for spec in inputs if spec.name.startswith(_KEYS + _VALUES))
     others = [spec.name for spec in inputs if spec not in cache]
     problems = [
         f"no input {' or '.join(names)}"
-        for names, found in ((_TOKENS, tokens), (_POSITIONS, positions))
+        for names, found in ((_TOKENS, tokens), (POSITION_NAMES, positions))
         if found is None
     ]
     problems += [f"input {name} is none that the runtime fills" for name in others]
