@@ -11,7 +11,7 @@ from hermes.deploy.sysroot import require_sysroot
 from hermes.recipe import Recipe
 from hermes.runners.flatbuffer import LITERT, FlatbufferRunner
 from hermes.runners.litert_lm import LiteRtLmRunner
-from hermes.verify.ladder import OpenLogits, OpenTokens
+from hermes.verify.ladder_input import OpenLogits, OpenTokens
 from hermes.verify.runtime import RuntimeData
 
 NAME = "Arm64"

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from converters.bundle import Bundle, extract_section, read_bundle
-from converters.float_models import FloatModels, open_float_models
+from converters.float_models import (
+    FloatModels,
+    available_memory,
+    open_float_models,
+    too_big_for_float,
+)
 from converters.inspection import read_signatures
 from converters.integrity import hash_file
 from converters.other_processor import Files, arm64_rung
 from converters.rebind import rebind_floats
 from converters.source import Source, read_text
 from hermes.assets import assets_folder
-from hermes.errors import HermesError
 from hermes.progress import OnProgress, Progress, silent
 from hermes.recipe import Recipe
 from hermes.report.check import Check
 from hermes.rewrite import RewritableModel
+from hermes.runners.allocation import reused_memory
+from hermes.runners.background import Background
 from hermes.runners.choice import RuntimeChoice
+from hermes.runners.cores import Cores, one_blas_thread
 from hermes.runners.flatbuffer import LITERT, FlatbufferRunner, Interpreter
 from hermes.runners.interpreters import interpreter_for
 from hermes.runners.kept import Kept
 from hermes.runners.litert_lm import LiteRtLmRunner
 from hermes.signatures import build_signatures
 from hermes.verify.golden import read_golden
-from hermes.verify.ladder import Climb, LadderInput, Repeated, climb
+from hermes.verify.ladder import Climb, climb
+from hermes.verify.ladder_input import LadderInput, Repeated
 from hermes.verify.limits import describe_limits
 from hermes.verify.prompt import check_prompt
-from hermes.verify.quantized import windows
+from hermes.verify.quantized import Stepped, step_through
 from hermes.verify.runtime import RuntimeData
 
 if TYPE_CHECKING:
@@ -86,42 +95,89 @@ def prove(
         ours: Hermes made the bundle; the graph of another exporter's file is not taken apart.
     """
     interpreter = interpreter_for(options.runtime)
-    original = RewritableModel(source.mapped.config, source.mapped.weights)
-    on_progress(Progress("reading the float models"))
-    models = open_float_models(original, rewritten, recipe.export.prefill, options.memory)
     opened, unpacked = _unpack(bundle, work / "unpacked.tflite")
-    floating = work / "float32.tflite" if ours and models.module is not None else None
-    if floating is not None and models.module is not None:
-        on_progress(Progress("writing the float form"))
-        state = models.module.state_dict()
-        rebind_floats(unpacked, rewritten.config, recipe.graph, state, floating)
-    opener = _Opener(options.threads)
+    ids = text_ids(source, options.text, max(recipe.export.context, recipe.limits.positions))
+    memory = available_memory() if options.memory is None else options.memory
+    whole = not too_big_for_float(rewritten.config, memory)
+    cores = Cores(options.threads)
+    opener = _Opener(cores.kernels if whole else options.threads)
     with (
-        Kept(lambda: LiteRtLmRunner(bundle, threads=options.threads)) as runtime,
+        reused_memory(),
+        one_blas_thread(),
+        Kept(lambda: LiteRtLmRunner(bundle, threads=opener.threads)) as runtime,
         Kept(lambda: opener.flatbuffer(unpacked)) as flatbuffer,
+        Background() as background,
     ):
-        given = _float_rungs(source, rewritten, recipe, models, floating, opened, options, opener)
+        stepped = None
+        if whole:
+            capacity = source.mapped.config.max_seq_len
+            stepped = background.begin(lambda: _step(flatbuffer, ids, recipe, capacity, ours))
+        models, floating = _float_forms(
+            source, rewritten, recipe, unpacked if ours else None, work, memory, on_progress
+        )
         given = replace(
-            given,
+            _float_rungs(source, rewritten, recipe, models, floating, opened, options, opener),
+            text_ids=ids,
             flatbuffer=flatbuffer.open,
             repeated=_repeated(interpreter, floating, unpacked, opener),
             runtime=runtime.open,
             runtime_data=_runtime_data(source),
             tokenizer_rung=lambda: _check_prompt(runtime, source, opened, recipe),
             reasons=_reasons(models, ours),
+            stepped=stepped,
+            background=background if whole else None,
         )
         if options.runtime is RuntimeChoice.ARM64:
             files = Files(bundle, runtime.open, unpacked, flatbuffer.open, floating)
-            ids, data = given.text_ids, _runtime_data(source)
+            data = _runtime_data(source)
             given = replace(given, device=arm64_rung(files, recipe, ids, data, options.threads))
-        if models.module is not None:
-            _begin_scoring(flatbuffer, given, ours)
-        outcome = climb(given, lambda rung, name: on_progress(Progress(f"rung {rung}: {name}")))
+
+        def announce(rung: int, name: str) -> None:
+            on_progress(Progress(f"rung {rung}: {name}"))
+            cores.settle(beside=background.busy)
+
+        outcome = climb(given, announce)
+        cores.settle(beside=False)
     outcome.report.facts.update(
-        text=_describe_text(text_file(options.text), len(given.text_ids)),
+        text=_describe_text(text_file(options.text), len(ids)),
         limits=describe_limits(recipe.export.context, recipe.export.prefill),
     )
     return outcome
+
+
+def _float_forms(
+    source: Source,
+    rewritten: RewritableModel,
+    recipe: Recipe,
+    unpacked: Path | None,
+    work: Path,
+    memory: int,
+    on_progress: OnProgress,
+) -> tuple[FloatModels, Path | None]:
+    """The float models, and the float form of the bundle's own graph if there is one."""
+    on_progress(Progress("reading the float models"))
+    original = RewritableModel(source.mapped.config, source.mapped.weights)
+    models = open_float_models(original, rewritten, recipe.export.prefill, memory)
+    if unpacked is None or models.module is None:
+        return models, None
+    on_progress(Progress("writing the float form"))
+    floating = work / "float32.tflite"
+    state = models.module.state_dict()
+    rebind_floats(unpacked, rewritten.config, recipe.graph, state, floating)
+    return models, floating
+
+
+def _step(
+    flatbuffer: Kept[FlatbufferRunner],
+    ids: Sequence[int],
+    recipe: Recipe,
+    capacity: int,
+    ours: bool,
+) -> Stepped:
+    """Rung 5's part that needs no float model, so that it runs while these are read."""
+    positions, widths = recipe.limits.positions, recipe.graph.attention_widths
+    with flatbuffer.open() as runner:
+        return step_through(runner, ids, positions, capacity, prefills=not ours, widths=widths)
 
 
 def _unpack(bundle: Path, target: Path) -> tuple[Bundle, Path]:
@@ -168,7 +224,6 @@ def _float_rungs(
 
     return LadderInput(
         limits=recipe.limits,
-        text_ids=text_ids(source, options.text, max(shapes.context, recipe.limits.positions)),
         mapped=source.mapped,
         source_keys=list(source.checkpoint.tensors),
         golden=None if options.golden is None else read_golden(options.golden),
@@ -194,17 +249,6 @@ def _repeated(
         None if floating is None else lambda: opener.flatbuffer(floating, interpreter),
         lambda: opener.flatbuffer(unpacked, interpreter),
     )
-
-
-def _begin_scoring(flatbuffer: Kept[FlatbufferRunner], given: LadderInput, ours: bool) -> None:
-    """Let the child step through the text of rung 5 while this process computes rungs 1 to 3.
-
-    The one waits for memory and the other for arithmetic. An error comes back in rung 5.
-    """
-    with suppress(HermesError), flatbuffer.open() as runner:
-        positions = given.limits.positions if ours else len(given.text_ids)
-        capacity = min(runner.capacity, given.reference.capacity if given.reference else 0)
-        runner.score_ahead(windows(given.text_ids, positions, capacity)[0])
 
 
 def _check_prompt(

@@ -16,7 +16,7 @@ from hermes.recipe import Limits
 from hermes.report.check import Check, at_least, at_most, equals, measured
 from hermes.runners.interface import Generation, Logits, LogitsRunner, TokenRunner
 from hermes.verify.feeding import Feed, Prefill, Steps, greedy_feed, run_feed
-from hermes.verify.ladder import OpenLogits, OpenTokens
+from hermes.verify.ladder_input import OpenLogits, OpenTokens
 from hermes.verify.metrics import kl_divergence, log_softmax, margin
 from hermes.verify.runtime import RuntimeData, follow
 

@@ -84,12 +84,14 @@ class Report:
         facts: JSON values by topic: config with the source of each value, key report, versions,
             hashes, timings, memory.
         series: named lists of numbers for the plots.
+        seconds: rung -> what its own work took; rungs that ran beside others count in full.
     """
 
     checks: list[Check] = field(default_factory=list)
     skipped: dict[int, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     series: dict[str, list[float]] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -132,6 +134,7 @@ class Report:
             "first_red_rung": None if self.first_red is None else self.first_red.rung,
             "checks": [_plain(vars(check)) for check in self.checks],
             "skipped": {str(rung): reason for rung, reason in sorted(self.skipped.items())},
+            "seconds": {str(rung): round(spent, 2) for rung, spent in self.seconds.items()},
             "facts": _plain(self.facts),
             "series": _plain(self.series),
         }
@@ -158,7 +161,8 @@ class Report:
                 name: [float(number) for number in numbers]
                 for name, numbers in values["series"].items()
             }
-            return cls(checks, skipped, dict(values["facts"]), series)
+            seconds = {int(n): float(spent) for n, spent in values.get("seconds", {}).items()}
+            return cls(checks, skipped, dict(values["facts"]), series, seconds)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadInputError(f"not a Hermes report: {error}") from error
 

@@ -7,7 +7,7 @@ from html import escape
 
 from hermes.report.check import Check, Report
 from hermes.report.svg import histogram, position_plot, share_plot
-from hermes.report.wording import inline, limit, mark, number, rung, skipped
+from hermes.report.wording import heading, inline, limit, mark, number, skipped
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --line: #d5dae0; --good: #1a7f37;
@@ -41,7 +41,7 @@ def to_html(report: Report) -> str:
     kind = "good" if report.passed else "bad"
     parts = [
         f'<p class="verdict {kind}">{escape(report.verdict)}</p>',
-        *(_rung(index, checks) for index, checks in report.rungs()),
+        *(_rung(heading(report, index), checks) for index, checks in report.rungs()),
         *_skipped(report),
         *_plots(report.series),
         *(_fact(topic, value) for topic, value in report.facts.items()),
@@ -54,7 +54,7 @@ def to_html(report: Report) -> str:
     )
 
 
-def _rung(index: int, checks: Sequence[Check]) -> str:
+def _rung(title: str, checks: Sequence[Check]) -> str:
     rows = "".join(_check(check) for check in checks)
     head = (
         '<tr><th></th><th>check</th><th class="number">value</th><th class="number">limit</th>'
@@ -62,7 +62,7 @@ def _rung(index: int, checks: Sequence[Check]) -> str:
     )
     columns = "".join(f'<col class="{name}">' for name in ("mark", "check", "value", "limit"))
     columns = f"<colgroup>{columns}<col></colgroup>"
-    title = f"<h2>Rung {escape(rung(index))}</h2>"
+    title = f"<h2>{escape(title)}</h2>"
     return f'{title}\n<table class="rung">{columns}{head}{rows}</table>'
 
 

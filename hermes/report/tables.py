@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hermes.report.check import Check, Report
-from hermes.report.wording import limit, mark, number, rung, size, skipped
+from hermes.report.wording import heading, limit, mark, number, size, skipped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,11 +28,11 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
     colour = "green" if report.passed else "red" if report.checks else "yellow"
     console.print(Text(report.verdict, style=f"bold {colour}"))
     table = Table(box=None, pad_edge=False)
-    for heading in ("", "check", "value", "limit", "detail"):
-        right = heading in ("value", "limit")
-        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    for title in ("", "check", "value", "limit", "detail"):
+        right = title in ("value", "limit")
+        table.add_column(title, justify="right" if right else "left", overflow="fold")
     for index, checks in report.rungs():
-        table.add_row("", Text(f"rung {rung(index)}", style="bold"))
+        table.add_row("", Text(heading(report, index), style="bold"))
         for check in _condensed(checks):
             red = not check.passed
             detail = check.detail if red else _shortened(check.detail)
@@ -123,9 +123,9 @@ def _print_table(
     if not rows:
         return
     table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        right = heading in ("offset", "bytes", "tensors", "size")
-        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    for title in headings:
+        right = title in ("offset", "bytes", "tensors", "size")
+        table.add_column(title, justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
     console.print()

@@ -44,6 +44,12 @@ def rung(number_: int) -> str:
     return f"{number_} {RUNG_NAMES[number_]}"
 
 
+def heading(report: Report, number_: int) -> str:
+    """Number and name, with the time it took if that is known."""
+    spent = report.seconds.get(number_)
+    return f"Rung {rung(number_)}" + ("" if spent is None else f", {spent:.1f} s")
+
+
 def skipped(report: Report) -> list[str]:
     """One line per rung that was not run."""
     return [f"rung {rung(n)}: not run, {why}" for n, why in sorted(report.skipped.items())]

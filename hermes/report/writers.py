@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hermes.report.check import Check, Report
-from hermes.report.wording import inline, limit, mark, number, rung, skipped
+from hermes.report.wording import heading, inline, limit, mark, number, skipped
 
 JSON_NAME, MARKDOWN_NAME, HTML_NAME = "report.json", "report.md", "report.html"
 
@@ -32,7 +32,7 @@ def to_markdown(report: Report) -> str:
     """Verdict, ladder, skipped rungs, facts."""
     lines = ["# Hermes report", "", f"**{_escaped(report.verdict)}**", ""]
     for index, checks in report.rungs():
-        lines += [f"## Rung {rung(index)}", ""]
+        lines += [f"## {heading(report, index)}", ""]
         lines += _table(("", "check", "value", "limit", "detail"), [_row(c) for c in checks])
     if report.skipped:
         lines += ["## Not run", "", *(f"- {line}" for line in skipped(report)), ""]

@@ -21,6 +21,9 @@ from hermes.signatures import cache_specs, graph_weights
 class ExportableRunner:
     """The two modules (with and without logits) over one cache.
 
+    Like the graph, a call looks at the first slots only while no later one is written
+    (`GraphOptions.attention_widths`): the slots it leaves out would weigh exactly 0.
+
     Args:
         config: the model.
         shapes: context and prefill lengths.
@@ -39,6 +42,7 @@ class ExportableRunner:
         self.capacity = shapes.context
         self.prefill_lengths = tuple(sorted(shapes.prefill))
         self.vocab_size = config.vocab_size
+        self._widths = (*sorted(options.attention_widths), shapes.context)
         self._specs = cache_specs(config, shapes.context)
         values = {
             weight.name: torch.cat([state[part] for part in weight.parts]).contiguous()
@@ -95,17 +99,28 @@ class ExportableRunner:
     ) -> dict[str, Tensor]:
         if position + length > self.capacity:
             raise ValueError(f"{length} rows at {position} do not fit {self.capacity} slots")
-        tokens, positions, mask = runtime_inputs(ids, position, length, self.capacity)
+        width = next(width for width in self._widths if position + length <= width)
+        width = min(width, self.capacity)
+        tokens, positions, mask = runtime_inputs(ids, position, length, width)
+        seen = {name: _first_slots(name, whole, width) for name, whole in self._cache.items()}
         with torch.inference_mode(), _plain_bodies():
             outputs: dict[str, Tensor] = self._modules[with_logits](
                 torch.from_numpy(tokens),
                 torch.from_numpy(positions),
                 torch.from_numpy(mask),
-                self._cache,
+                seen,
                 self._weights,
             )
-        self._cache = {name: outputs[f"kv_cache_{name}"] for name in self._cache}
+            for name, slots in seen.items():
+                written = outputs[f"kv_cache_{name}"]
+                if written is not slots:  # a body that copies
+                    slots.copy_(written)
         return outputs
+
+
+def _first_slots(name: str, cache: Tensor, width: int) -> Tensor:
+    """The first slots of a cache tensor, in its own memory."""
+    return cache.narrow(2 if name.startswith("k_") else 3, 0, width)
 
 
 def _write_in_place(cache: Tensor, update: Tensor, position: Tensor, axis: int) -> Tensor:

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
-from typing import IO, Any, cast
-
-import numpy as np
+from typing import cast
 
 from hermes.errors import BadInputError
 from hermes.runners.child import Child
 from hermes.runners.closing import Closing
 from hermes.runners.interface import Logits
-from hermes.runners.messages import Request
 from hermes.runners.process import Launcher
 from hermes.runners.roles import decode_roles, prefill_roles
 from hermes.signatures import Signature
@@ -36,18 +32,8 @@ class Interpreter:
 
 
 _STEP_SECONDS = 5.0
-"""What a step of a text that is scored ahead may take, on average."""
+"""What a step of a text that is scored in one call may take, on average."""
 LITERT = Interpreter("LiteRT", "hermes.runners.compiled_model:CompiledSignatures")
-
-
-@dataclass
-class _Ahead:
-    """A text on its way through the child, and the file its logits go to."""
-
-    ids: list[int]
-    path: str
-    file: IO[bytes]
-    request: Request | None
 
 
 class FlatbufferRunner(Closing):
@@ -94,62 +80,41 @@ class FlatbufferRunner(Closing):
             self._child.close()
             raise
         self._timeout = timeout
-        self._ahead: _Ahead | None = None
         self.capacity = decode.capacity
         self.vocab_size = decode.logits.shape[-1] if decode.logits is not None else 0
         self.prefill_lengths = tuple(roles.length for roles in prefill)
 
     def reset(self) -> None:
         """Fill the whole cache with stale values."""
-        self._call("reset")
+        self._child.call("reset")
 
     def prefill(self, ids: Sequence[int], position: int, length: int) -> None:
         """One call of the prefill signature with `length` rows."""
         self._check_room(position, length)
-        self._call("prefill", [int(token) for token in ids], position, length)
+        self._child.call("prefill", [int(token) for token in ids], position, length)
 
     def step(self, token: int, position: int) -> Logits:
         """One call of decode; logits [vocab]."""
         self._check_room(position, 1)
-        return cast("Logits", self._call("step", int(token), position))
-
-    def score_ahead(self, ids: Sequence[int]) -> None:
-        """Begin to score a text and return at once; `score` of the same text has the result."""
-        self._check_room(0, len(ids))
-        self._settle()
-        given = [int(token) for token in ids]
-        file = NamedTemporaryFile(prefix="hermes-ahead-")  # noqa: SIM115  (closed by `close`)
-        self._ahead = _Ahead(
-            given, file.name, file, self._child.post("score_into", given, file.name)
-        )
+        return cast("Logits", self._child.call("step", int(token), position))
 
     def score(self, ids: Sequence[int]) -> Iterator[Logits]:
         """Logits [vocab] after each id, by decode steps; one is computed ahead of the caller."""
         self._check_room(0, len(ids))
-        self._settle()
-        given = [int(token) for token in ids]
-        if self._ahead is not None and self._ahead.ids == given:
-            yield from np.memmap(
-                self._ahead.path, np.float32, "r", shape=(len(given), self.vocab_size)
-            )
-            return
-        self._call("reset")
-        calls = ((token, position) for position, token in enumerate(given))
+        self._child.call("reset")
+        calls = ((int(token), position) for position, token in enumerate(ids))
         yield from cast("Iterator[Logits]", self._child.stream("step", calls))
+
+    def score_into(self, ids: Sequence[int], path: Path) -> None:
+        """Write what `score` gives to a file, float32 [T, vocab], without a word in between."""
+        self._check_room(0, len(ids))
+        limit = max(self._timeout, _STEP_SECONDS * len(ids))
+        given = [int(token) for token in ids]
+        self._child.call("score_into", given, str(path), timeout=limit)
 
     def cache_rows(self, count: int) -> dict[str, Logits]:
         """Keys and values [kv_heads, count, head_dim] of every layer, `k_0`, `v_0`, `k_1`, ..."""
-        return cast("dict[str, Logits]", self._call("cache_rows", count))
-
-    def _call(self, method: str, *args: Any) -> Any:
-        self._settle()
-        return self._child.call(method, *args)
-
-    def _settle(self) -> None:
-        """Wait for what was begun."""
-        if self._ahead is not None and self._ahead.request is not None:
-            request, self._ahead.request = self._ahead.request, None
-            self._child.collect(request, max(self._timeout, _STEP_SECONDS * len(self._ahead.ids)))
+        return cast("dict[str, Logits]", self._child.call("cache_rows", count))
 
     def _check_room(self, position: int, length: int) -> None:
         if position + length > self.capacity:
@@ -162,7 +127,4 @@ class FlatbufferRunner(Closing):
 
     def close(self, kill: bool = False) -> None:
         """End the interpreter's process."""
-        running = self._ahead is not None and self._ahead.request is not None
-        self._child.close(kill or running)
-        if self._ahead is not None:
-            self._ahead.file.close()
+        self._child.close(kill)

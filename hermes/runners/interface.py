@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -62,6 +63,15 @@ class Scorer(Protocol):
 
     def score(self, ids: Sequence[int]) -> Iterator[Logits]:
         """Logits [vocab] after each id, in order; `ids` fit the capacity."""
+        ...
+
+
+@runtime_checkable
+class FileScorer(Protocol):
+    """A scorer in another process, which can write a whole text's logits by itself."""
+
+    def score_into(self, ids: Sequence[int], path: Path) -> None:
+        """Write the logits after each id to a file, float32 [T, vocab]."""
         ...
 
 

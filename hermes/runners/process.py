@@ -17,6 +17,7 @@ from typing import Any
 
 import hermes.errors
 from hermes.errors import HermesError, NativeToolError
+from hermes.runners.background import nobody_waits
 from hermes.runners.messages import Reply, Request, pack, unpack
 
 _POLL_SECONDS = 0.05
@@ -121,6 +122,9 @@ class WorkerProcess:
                 if reply is not None:
                     self._drain()
                     return reply
+            if nobody_waits():
+                self.end(kill=True)
+                raise self._error(request, "was stopped: nobody waits for it any more")
             if deadline is not None and time.monotonic() > deadline:
                 self.end(kill=True)
                 raise self._error(request, f"gave no answer within {limit:g} s and was stopped")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -11,17 +11,18 @@ import numpy as np
 from hermes.recipe import Limits
 from hermes.report.check import Check, at_least, at_most, measured
 from hermes.runners.interface import Logits, LogitsRunner, Scorer, score_by_steps
-from hermes.verify.feeding import Observation
+from hermes.verify.equivalence import feeds_for
+from hermes.verify.feeding import Observation, observe
 from hermes.verify.metrics import Comparison, Interval, compare
+from hermes.verify.scores import KnownScores
 
 
 @dataclass(frozen=True)
 class QuantizedResult:
-    """The comparison, the checks made of it, and the model's logits where they were wanted."""
+    """The comparison, and the checks made of it."""
 
     comparison: Comparison
     checks: list[Check]
-    rows: dict[int, Logits] = field(default_factory=dict)
 
 
 def windows(ids: Sequence[int], positions: int, capacity: int) -> list[Sequence[int]]:
@@ -30,48 +31,95 @@ def windows(ids: Sequence[int], positions: int, capacity: int) -> list[Sequence[
     return [ids[start : start + capacity] for start in range(0, len(ids), capacity)]
 
 
+@dataclass(frozen=True)
+class Stepped:
+    """What a file says about a text, before anything is compared with it.
+
+    Attributes:
+        scores: its logits, token by token.
+        positions: as many as are compared.
+        prefilled: what it says after prefills, by feed; empty where its graph is proved elsewhere.
+    """
+
+    scores: KnownScores
+    positions: int
+    prefilled: Mapping[str, Observation]
+
+
+def step_through(
+    flatbuffer: LogitsRunner,
+    ids: Sequence[int],
+    positions: int,
+    capacity: int,
+    *,
+    prefills: bool,
+    widths: Sequence[int] = (),
+) -> Stepped:
+    """Feed a file the text as `check_quantized` will ask for it.
+
+    Args:
+        flatbuffer: the file.
+        ids: the text.
+        positions: of it that are compared.
+        capacity: of the reference.
+        prefills: feed it in all other ways too, to the last slot.
+        widths: numbers of cache slots at which the graph changes its path.
+    """
+    capacity = min(capacity, flatbuffer.capacity)
+    prefilled: Mapping[str, Observation] = {}
+    if prefills:
+        # So that there is a row for every position that a feed shows.
+        most = min(len(ids), capacity)
+        positions = max(positions, most)
+        prefilled = observe(flatbuffer, ids, feeds_for(flatbuffer, most, widths))
+    scores = KnownScores(flatbuffer, *windows(ids, positions, capacity))
+    scores.remember()
+    return Stepped(scores, positions, prefilled)
+
+
+def check_stepped(
+    reference: Scorer, stepped: Stepped, ids: Sequence[int], limits: Limits
+) -> QuantizedResult:
+    """`check_quantized` of what was recorded, and where there are prefills `check_prefilled`."""
+    compared = replace(limits, positions=stepped.positions)
+    result = check_quantized(reference, stepped.scores, ids, compared)
+    if stepped.prefilled:
+        first = windows(ids, stepped.positions, min(reference.capacity, stepped.scores.capacity))[0]
+        rows = dict(enumerate(stepped.scores.score(first)))
+        result.checks.extend(check_prefilled(stepped.prefilled, rows, limits.kl_mean))
+    return result
+
+
 def check_quantized(
     reference: Scorer,
-    flatbuffer: LogitsRunner,
+    flatbuffer: Scorer | LogitsRunner,
     ids: Sequence[int],
     limits: Limits,
     *,
     rung: int = 5,
-    keep: Collection[int] = (),
 ) -> QuantizedResult:
     """Compare next-token distributions at `limits.positions` positions of a text.
 
-    The flatbuffer is fed token by token, as in decoding; the reference in one pass. The
-    flatbuffer's logits at the positions `keep` of the first window are returned.
+    The flatbuffer is fed token by token, as in decoding; the reference in one pass.
     """
     parts = windows(ids, limits.positions, min(reference.capacity, flatbuffer.capacity))
     following: list[int | None] = [
         *chain.from_iterable([*part[1:], None] for part in parts),
     ]
-    rows: dict[int, Logits] = {}
     comparison = compare(
         chain.from_iterable(reference.score(part) for part in parts),
-        _kept(_stepped(flatbuffer, parts), set(keep) & set(range(len(parts[0]))), rows),
+        _scored(flatbuffer, parts),
         following,
     )
-    return QuantizedResult(comparison, _checks(comparison, limits, rung, flatbuffer.name), rows)
+    return QuantizedResult(comparison, _checks(comparison, limits, rung, flatbuffer.name))
 
 
-def _stepped(runner: LogitsRunner, parts: Sequence[Sequence[int]]) -> Iterator[Logits]:
+def _scored(runner: Scorer | LogitsRunner, parts: Sequence[Sequence[int]]) -> Iterator[Logits]:
     for part in parts:
         # A runner in a process of its own computes one step ahead.
         yield from (
             runner.score(part) if isinstance(runner, Scorer) else score_by_steps(runner, part)
         )
-
-
-def _kept(
-    rows: Iterator[Logits], wanted: Collection[int], kept: dict[int, Logits]
-) -> Iterator[Logits]:
-    for position, row in enumerate(rows):
-        if position in wanted:
-            kept[position] = row
-        yield row
 
 
 def check_prefilled(

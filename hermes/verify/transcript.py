@@ -13,27 +13,28 @@ from hermes.verify.runtime import RuntimeData, Spoken
 FLOAT_TOKENS = 12
 
 
-def describe(
-    entry: Spoken, reference: object, runtime: TokenRunner, data: RuntimeData
-) -> dict[str, Any]:
-    """JSON values of one entry of the transcript.
-
-    The float model's greedy answer stands beside the quantized one as a fact, not as a check: on
-    near ties the two differ and neither is wrong.
-    """
-    described: dict[str, Any] = {
+def described(entry: Spoken) -> dict[str, Any]:
+    """JSON values of one entry of the transcript."""
+    return {
         "prompt": entry.prompt,
         "fed": entry.fed,
         "ids": list(entry.ids),
         "answer": entry.answer.text,
         "smallest_margin": entry.agreement.smallest_margin,
     }
-    if isinstance(reference, Stepper):
-        count = min(FLOAT_TOKENS, entry.answer.new_tokens)
-        ids = float_greedy(reference, entry.ids, entry.agreement.chosen[:count], count, data)
-        described["float_answer"] = runtime.detokenize(ids)
-        described["same_as_float"] = entry.answer.text.startswith(described["float_answer"])
-    return described
+
+
+def float_answer(
+    entry: Spoken, reference: Stepper, runtime: TokenRunner, data: RuntimeData
+) -> dict[str, Any]:
+    """The float model's greedy answer beside the quantized one: a fact, not a check.
+
+    On near ties the two differ and neither is wrong.
+    """
+    count = min(FLOAT_TOKENS, entry.answer.new_tokens)
+    ids = float_greedy(reference, entry.ids, entry.agreement.chosen[:count], count, data)
+    text = runtime.detokenize(ids)
+    return {"float_answer": text, "same_as_float": entry.answer.text.startswith(text)}
 
 
 @runtime_checkable

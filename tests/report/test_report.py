@@ -39,6 +39,7 @@ def report() -> Report:
             "checkpoint": f"/x/{HOSTILE}",
         },
         series={"KL by position": [0.1, 0.0, math.nan, 3e-4], "largest": [1.0, 2.0]},
+        seconds={4: 12.345, 5: 0.5},
     )
 
 
@@ -99,7 +100,14 @@ def test_terminal_table(report: Report) -> None:
     print_report(report, stream)
     text = stream.getvalue()
     assert text.splitlines()[0].startswith("FAILED: first red rung 5")
-    for piece in ("rung 4 float flatbuffer", "2.5e-05", "≤ 0.001", "≥ 0.85", "RED", "inf"):
+    for piece in (
+        "Rung 4 float flatbuffer = exportable module, 12.3 s",
+        "2.5e-05",
+        "≤ 0.001",
+        "≥ 0.85",
+        "RED",
+        "inf",
+    ):
         assert piece in text
     assert "rung 1 reference = training code: not run, no golden logits" in text
     assert "<script>" in text

@@ -18,7 +18,8 @@ from hermes.recipe import Limits
 from hermes.runners.child import run_in_child
 from hermes.runners.flatbuffer import FlatbufferRunner
 from hermes.runners.litert_lm import LiteRtLmRunner
-from hermes.verify.ladder import LadderInput, climb
+from hermes.verify.ladder import climb
+from hermes.verify.ladder_input import LadderInput
 from hermes.verify.runtime import RuntimeData
 
 PROMPT = "the cat sat"

@@ -36,7 +36,8 @@ from hermes.runners.litert_lm import LiteRtLmRunner
 from hermes.runners.reference import ReferenceRunner
 from hermes.tokenizer.sentencepiece import SentencePieceTokenizer
 from hermes.verify.golden import Golden
-from hermes.verify.ladder import LadderInput, climb
+from hermes.verify.ladder import climb
+from hermes.verify.ladder_input import LadderInput
 from hermes.verify.prompt import check_prompt
 from hermes.verify.runtime import RuntimeData
 

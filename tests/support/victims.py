@@ -86,3 +86,6 @@ class Counter:
 
     def abort(self) -> None:
         os.abort()
+
+    def hang(self) -> None:
+        hang()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -17,13 +18,15 @@ from hermes.errors import NativeToolError, VerificationError
 from hermes.model import HermesForCausalLM
 from hermes.parameters import parameter_shapes
 from hermes.recipe import Limits
-from hermes.report.check import holds
+from hermes.report.check import Check, holds
+from hermes.runners.background import Background
 from hermes.runners.interface import Generation, Message, Turn
 from hermes.runners.reference import ReferenceRunner
 from hermes.signatures import TensorSpec, build_signatures
 from hermes.verify.golden import Golden
 from hermes.verify.keys import signature_problems
-from hermes.verify.ladder import LadderInput, climb
+from hermes.verify.ladder import climb
+from hermes.verify.ladder_input import LadderInput
 from hermes.verify.runtime import RuntimeData
 
 UNTIED = tiny_config(tie_word_embeddings=False)
@@ -132,6 +135,39 @@ def test_everything_right_is_green(given: LadderInput) -> None:
     assert result.report.passed
     assert result.report.skipped == {}
     assert len(result.report.series["KL by position"]) == 60
+
+
+def test_what_runs_beside_gives_the_same_report(given: LadderInput) -> None:
+    alone = climb(given).report
+    with Background() as background:
+        beside = climb(replace(given, background=background)).report
+    assert beside.checks == alone.checks
+    assert beside.facts == alone.facts
+    assert list(beside.seconds) == list(alone.seconds) == list(range(8))
+    assert all(spent > -0.01 for spent in beside.seconds.values())
+
+
+def test_a_death_beside_is_its_own_rungs(given: LadderInput) -> None:
+    @contextmanager
+    def dying() -> Iterator[CachedLlama]:
+        raise NativeToolError("the LiteRT interpreter died with SIGSEGV")
+        yield right()
+
+    with Background() as background:
+        result = climb(replace(given, float_flatbuffer=dying, background=background))
+    assert {check.rung for check in result.report.checks if not check.passed} == {4}
+    assert isinstance(result.error(), NativeToolError)
+
+
+def test_time_counts_for_the_rung_that_it_was_spent_on(given: LadderInput) -> None:
+    def slow() -> list[Check]:
+        time.sleep(2)
+        return [holds("tokenizer parity", 6, True, "equal")]
+
+    with Background() as background:
+        report = climb(replace(given, tokenizer_rung=slow, background=background)).report
+    assert report.seconds[6] >= 2
+    assert all(report.seconds[rung] < 2 for rung in (0, 1, 2, 3, 4, 5, 7))
 
 
 def test_an_unaccounted_tensor_is_rung_0(given: LadderInput) -> None:

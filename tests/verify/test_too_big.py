@@ -6,7 +6,8 @@ from tiny_llama import hermes_config, tiny_config
 
 from converters.float_models import too_big_for_float
 from hermes.recipe import Limits
-from hermes.verify.ladder import LadderInput, climb
+from hermes.verify.ladder import climb
+from hermes.verify.ladder_input import LadderInput
 
 CONFIG = hermes_config(tiny_config())
 
