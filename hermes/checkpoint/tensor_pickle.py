@@ -217,6 +217,20 @@ def _default_dict(*_: object) -> dict[object, object]:
     return {}
 
 
+def _enum_member(kind: object, name: object, *more: object) -> ForeignObject:
+    """`getattr(Class, "MEMBER")`, which Python 3.11.0 to 3.11.3 write for an enum's member.
+
+    Nothing is looked up: the member becomes an inert object, as the call of its class would.
+    """
+    if not (isinstance(kind, _ForeignClass) and issubclass(kind, ForeignObject)) or more:
+        raise RefusedPickleError("it calls builtins.getattr, and not for a member of an enum")
+    path = str(kind.__dict__.get("class_name"))
+    known = may_stay_inert(path) and path.rpartition(".")[2][:1].isupper()
+    if not known or type(name) is not str or not name.isidentifier() or name.startswith("_"):
+        raise RefusedPickleError(f"it calls builtins.getattr for {path}, {str(name)[:40]!r}")
+    return ForeignObject.__new__(kind, name)
+
+
 class _Mapping(dict[object, object]):
     """A dict that may carry attributes, as OrderedDict does (`_metadata` of a state_dict)."""
 
@@ -226,6 +240,7 @@ _CALLS: dict[str, Callable[..., object]] = {
     "collections.defaultdict": _default_dict,
     "builtins.dict": dict,
     "builtins.frozenset": set,
+    "builtins.getattr": _enum_member,
     "builtins.set": set,
     "torch.Size": tuple,
     "torch._utils._rebuild_tensor": _rebuild_tensor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import enum
+import io
 import pickle
 import random
 import subprocess
@@ -22,6 +23,7 @@ import torch
 from tiny_llama import tiny_config, tiny_weights
 
 from hermes.checkpoint import open_checkpoint
+from hermes.checkpoint.tensor_pickle import ForeignObject, load_tensor_pickle
 from hermes.errors import BadInputError, UnsupportedModelError
 
 CONFIG = tiny_config(tie_word_embeddings=False)
@@ -159,6 +161,17 @@ class Trap:
         Trap(eval, "1"),
         Trap(subprocess.Popen, ["touch", "touched"]),
         Trap(getattr, dict, "fromkeys"),
+        Trap(getattr, Precision, "__class__"),
+        Trap(getattr, Precision, "_member_map_"),
+        Trap(getattr, Precision, "HALF.value"),
+        Trap(getattr, Precision, "HALF", None),
+        Trap(getattr, Trap(getattr, Precision, "HALF"), "value"),
+        Trap(getattr, TrainingConfig(), "note"),
+        Trap(getattr, subprocess.Popen, "wait"),
+        Trap(getattr, subprocess.run, "func"),
+        Trap(getattr, torch.Tensor, "numpy"),
+        Trap(getattr, "text", "upper"),
+        Trap(getattr, Precision, 5),
         Trap(torch.hub.load, "a", "b"),
     ],
 )
@@ -172,6 +185,36 @@ def test_code_is_refused_and_never_run(
         open_checkpoint(tmp_path / "model.pt")
     assert "weights_only=False" not in str(caught.value)
     assert not (tmp_path / "touched").exists()
+
+
+class EarlyMember:
+    """A member of an enum as Python 3.11.0 to 3.11.3 pickle it, whichever Python runs this."""
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return getattr, (Precision, "HALF")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_an_enum_of_python_3_11_0_is_read_as_data(tmp_path: Path, zipped: bool) -> None:
+    content = {"model": tiny_weights(CONFIG), "config": {"dim": 64, "precision": EarlyMember()}}
+    torch.save(content, tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
+    found = open_checkpoint(tmp_path / "model.pt")
+    assert set(found.tensors) == set(tiny_weights(CONFIG))
+    assert found.config is not None
+    assert found.config["dim"] == 64
+    member = load_tensor_pickle(io.BytesIO(pickle.dumps(EarlyMember(), 2)), tmp_path)
+    assert isinstance(member, ForeignObject)
+    assert member.class_name.endswith(".Precision")
+    assert (member.arguments, member.attributes) == (("HALF",), {})
+
+
+def test_a_member_cannot_be_called(tmp_path: Path) -> None:
+    # As protocol 2 writes a nested class: getattr(Outer, "Inner"), and then the call of that.
+    data = b"\x80\x02c__builtin__\ngetattr\nctraining\nOuter\nX\x05\x00\x00\x00Inner\x86R)R."
+    with zipfile.ZipFile(tmp_path / "model.pt", "w") as archive:
+        archive.writestr("a/data.pkl", data)
+    with pytest.raises(BadInputError):
+        open_checkpoint(tmp_path / "model.pt")
 
 
 def test_a_pickle_cannot_change_the_reader(tmp_path: Path) -> None:
