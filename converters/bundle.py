@@ -7,7 +7,7 @@ import tempfile
 import uuid
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
@@ -25,6 +25,8 @@ from converters.bundle_reader import (
     Bundle,
     Section,
     extract_section,
+    hash_section,
+    holds_file,
     read_bundle,
     section_bytes,
 )
@@ -103,9 +105,20 @@ def write_bundle(spec: BundleSpec, target: Path) -> Bundle:
             f"{target}: writing the bundle failed: {error.strerror or error}",
             todo="free some space, or write to another disk",
         ) from error
-    bundle = read_bundle(target)
+    bundle = _read_back(spec, checksum, target)
     _compare(spec, checksum, bundle)
     return bundle
+
+
+def _read_back(spec: BundleSpec, checksum: str, target: Path) -> Bundle:
+    """The bundle as read; a model that is byte for byte the given one has its hash."""
+    bundle = read_bundle(target, hashes=False)
+    sections = []
+    for section in bundle.sections:
+        same = section.kind == "TFLiteModel" and holds_file(target, section, spec.model)
+        digest = checksum if same else hash_section(target, section)
+        sections.append(replace(section, sha256=digest))
+    return replace(bundle, sections=tuple(sections))
 
 
 def _check_spec(spec: BundleSpec) -> None:

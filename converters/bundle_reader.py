@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from converters.bundle_header import HEADER_BEGIN, Value, parse_header, parse_metadata
+from hermes.deploy.prompt_metadata import PromptMetadata, TokenRule
 from hermes.errors import BadInputError
 from hermes.tokenizer.huggingface import read_tokenizer_json
 from hermes.tokenizer.interface import Tokenizer
 from hermes.tokenizer.sentencepiece import SentencePieceTokenizer
 
 if TYPE_CHECKING:
+    from io import FileIO
+
     from litert_lm_builder.runtime.proto.llm_metadata_pb2 import LlmMetadata
     from litert_lm_builder.runtime.proto.token_pb2 import TokenUnion
 
@@ -25,9 +28,8 @@ DIGEST_KEY = "hermes_digest"
 """SHA-256 of the whole header, computed while the value itself is `NO_DIGEST`."""
 NO_DIGEST = "0" * 64
 _CHUNK = 4 * 2**20
+_BLOCK = 2**18
 _LARGEST_SMALL_SECTION = 256 * 2**20
-
-TokenRule = tuple[int, ...] | str
 
 
 @dataclass(frozen=True)
@@ -47,32 +49,6 @@ class Section:
     size: int
     sha256: str
     entries: dict[str, Value]
-
-
-@dataclass(frozen=True)
-class PromptMetadata:
-    """What the bundle tells the runtime about prompts; ids as tuples, spellings as text."""
-
-    start_token: TokenRule | None = None
-    stop_tokens: tuple[TokenRule, ...] = ()
-    chat_template: str | None = None
-    max_num_tokens: int = 0
-    suppress_tokens: tuple[int, ...] = ()
-    model_type: str = ""
-    sampler: dict[str, float] = field(default_factory=dict)
-    prompt_affixes: dict[str, tuple[str, str]] = field(default_factory=dict)
-    min_runtime_version: str = ""
-
-    @property
-    def start_token_id(self) -> int | None:
-        """The one id that the runtime feeds first: of a sequence it takes only the first."""
-        rule = self.start_token
-        return rule[0] if isinstance(rule, tuple) and rule else None
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """The stop rules that are a single id."""
-        return tuple(r[0] for r in self.stop_tokens if isinstance(r, tuple) and len(r) == 1)
 
 
 @dataclass(frozen=True)
@@ -175,6 +151,33 @@ def hash_section(path: Path, section: Section) -> str:
     for chunk in _chunks(path, section):
         digest.update(chunk)
     return digest.hexdigest()
+
+
+def holds_file(path: Path, section: Section, source: Path) -> bool:
+    """Whether a section is byte for byte that file: much quicker to say than its hash."""
+    if source.stat().st_size != section.size:
+        return False
+    left = section.size
+    with path.open("rb", buffering=0) as file, source.open("rb", buffering=0) as other:
+        file.seek(section.offset)
+        stored, wanted = bytearray(min(left, _BLOCK)), bytearray(min(left, _BLOCK))
+        while left:
+            if left < len(stored):
+                stored, wanted = bytearray(left), bytearray(left)
+            if not (_fill(file, stored) and _fill(other, wanted) and stored == wanted):
+                return False
+            left -= len(stored)
+    return True
+
+
+def _fill(file: FileIO, block: bytearray) -> bool:
+    view = memoryview(block)
+    while view:
+        count = file.readinto(view)
+        if not count:
+            return False
+        view = view[count:]
+    return True
 
 
 def section_bytes(bundle: Bundle, section: Section) -> bytes:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,7 @@ from converters.bind import BoundWeight, bind_weights
 from converters.bundle import Bundle, BundleSpec, Section, write_bundle
 from converters.graph import Graph, graph_folder, obtain_graph
 from converters.inputs import HashedFiles, hashed_files
+from converters.machine import describe_machine
 from converters.planning import Plan, make_plan
 from converters.proof import ProofOptions, prove
 from converters.publish import publish
@@ -39,21 +36,13 @@ from hermes.recipe_file import recipe_text
 from hermes.report.check import RUNG_NAMES, Report
 from hermes.report.comparison import UNVERIFIED
 from hermes.rewrite import RewritableModel
+from hermes.runners.worker import peak_memory
 from hermes.signatures import graph_weights
 
 RECIPE_KEY = "hermes_recipe"
 RECIPE_TEXT_KEY = "hermes_recipe_toml"
 """The whole recipe: a later Hermes verifies the bundle with the rewrites that it was made with."""
 SUFFIX = ".litertlm"
-_PACKAGES = (
-    "torch",
-    "litert-torch",
-    "litert-converter",
-    "ai-edge-litert",
-    "ai-edge-quantizer",
-    "litert-lm-builder",
-    "litert-lm-api",
-)
 
 
 @dataclass(frozen=True)
@@ -122,6 +111,9 @@ def convert(options: ConvertOptions, on_progress: OnProgress = silent) -> Report
             recipe = choose_recipe(options.recipe, source, options.context, options.prefill)
             plan = _plan(source, recipe, options)
             rewritten = rewrite_source(source, recipe)
+            if not options.resume:
+                # While files are hashed and the graph is made there is a core to spare.
+                rewritten.begin_inputs()
             key = work_key(options.source, source, rewritten, recipe, files)
             clean(keep=key)
             work = held.enter_context(work_folder(key))
@@ -134,6 +126,7 @@ def convert(options: ConvertOptions, on_progress: OnProgress = silent) -> Report
                     source, rewritten, recipe, part, work.path, options.proof, on_progress
                 )
             report = outcome.report
+        peak = max(peak_memory() + place.growth, graph.peak_memory)
         report.facts.update(
             describe_source(source, files.digest),
             recipe=recipe.to_dict(),
@@ -142,8 +135,8 @@ def convert(options: ConvertOptions, on_progress: OnProgress = silent) -> Report
             weights=_summary(model.weights),
             bundle=_describe_bundle(bundle, options.target),
             seconds=stages.seconds,
-            peak_memory=max(own_peak_memory(), graph.peak_memory),
-            cost=_cost(plan, part, stages, max(own_peak_memory(), graph.peak_memory)),
+            peak_memory=peak,
+            cost=_cost(plan, part, stages, peak),
             machine=describe_machine(),
         )
         if options.verify:
@@ -199,15 +192,23 @@ class RedReportError(VerificationError):
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Place:
-    """Where a conversion works: the bundle on its way, its folder, its inputs, who is told."""
+    """Where a conversion works: the bundle on its way, its folder, its inputs, who is told.
+
+    `growth` is the memory of the processes that bound the weights, bytes beyond this one's.
+    """
 
     part: Path
     work: WorkFolder
     files: HashedFiles
     stages: Stages
     on_progress: OnProgress
+    growth: int = 0
+
+    def grew(self, size: int) -> None:
+        """Processes ended that had grown by so much."""
+        self.growth = max(self.growth, size)
 
 
 def _cause(report: Report) -> str:
@@ -246,6 +247,7 @@ def _build(
                 watch,
                 inputs=rewritten.inputs,
                 headers=graph_folder() if options.keep_graph else None,
+                on_growth=place.grew,
             )
             place.files.demand_unchanged()
             model = work.finish_model(bound)
@@ -338,41 +340,6 @@ def describe_source(source: Source, digest: Callable[[Path], str] = hash_file) -
             "notes": contract.notes,
         },
     }
-
-
-def describe_machine() -> dict[str, Any]:
-    """Versions and processor."""
-    return {
-        "hermes": hermes.__version__,
-        "python": platform.python_version(),
-        "packages": {name: metadata.version(name) for name in _PACKAGES},
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-    }
-
-
-def own_peak_memory() -> int:
-    """Largest resident size of this process so far, bytes.
-
-    Where the kernel tells it: getrusage's figure starts with the parent's peak after a fork.
-    """
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _summary(bound: tuple[BoundWeight, ...]) -> dict[str, dict[str, int]]:

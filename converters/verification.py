@@ -9,12 +9,8 @@ from pathlib import Path
 from converters.bundle import Bundle, read_bundle
 from converters.float_models import available_memory, held_in_memory, too_big_for_float
 from converters.inspection import read_signatures
-from converters.pipeline import (
-    RECIPE_KEY,
-    RECIPE_TEXT_KEY,
-    describe_machine,
-    describe_source,
-)
+from converters.machine import describe_machine
+from converters.pipeline import RECIPE_KEY, RECIPE_TEXT_KEY, describe_source
 from converters.proof import ProofOptions, prove
 from converters.source import Source, SourceOptions, open_source, rewrite_source
 from hermes.errors import BadInputError, NativeToolError

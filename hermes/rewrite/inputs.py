@@ -7,6 +7,7 @@ Only the inputs are kept, a few dozen rows per matrix.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -39,14 +40,30 @@ def record_inputs(
         weights: its weights.
         sequences: token ids; each sequence starts at position 0.
     """
-
-    @functools.cache
-    def walk() -> dict[str, Rows]:
-        with ThreadPoolExecutor(THREADS) as pool:
-            return _Walk(config, weights, sequences, pool).inputs()
-
+    walk = _OneWalk(config, weights, sequences).inputs
     names = [name for name in weights if name.endswith(("proj.weight", "norm.weight"))]
     return {name: functools.partial(lambda key: walk()[key], name) for name in (*names, HEAD)}
+
+
+class _OneWalk:
+    """The inputs of all matrices, made when they are first asked for; others wait for them."""
+
+    def __init__(
+        self,
+        config: HermesConfig,
+        weights: Mapping[str, LazyTensor],
+        sequences: Sequence[Sequence[int]],
+    ) -> None:
+        self._arguments = (config, weights, sequences)
+        self._lock = threading.Lock()
+        self._made: dict[str, Rows] | None = None
+
+    def inputs(self) -> dict[str, Rows]:
+        with self._lock:
+            if self._made is None:
+                with ThreadPoolExecutor(THREADS) as pool:
+                    self._made = _Walk(*self._arguments, pool).inputs()
+            return self._made
 
 
 class _Walk:

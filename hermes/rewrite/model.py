@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -89,6 +91,19 @@ class RewritableModel:
                 todo="give the recipe a [calibration] table",
             )
         return self.inputs[matrix]
+
+    def begin_inputs(self) -> None:
+        """Start to make the calibration tokens' inputs beside other work.
+
+        Nothing is raised here: who asks for an input waits for it, and gets what stopped it.
+        """
+
+        def make() -> None:
+            with suppress(Exception):
+                next(iter(self.inputs.values()))()
+
+        if self.inputs:
+            threading.Thread(target=make, daemon=True).start()
 
     def refuse_again(self, rewrite: str) -> None:
         """Refuse to do a rewrite twice."""
