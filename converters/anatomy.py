@@ -13,16 +13,16 @@ from typing import Any
 from converters.bundle_reader import Bundle, Section, read_bundle, section_bytes
 from converters.integrity import check_integrity
 from hermes.deploy.lint_facts import (
-    POSITION_NAMES,
     BundleFacts,
     ConstantFact,
-    PromptFact,
     SectionFact,
     SignatureFact,
     TensorFact,
     TokenizerFact,
 )
+from hermes.deploy.prompt_metadata import PromptMetadata
 from hermes.errors import BadInputError
+from hermes.runners.roles import POSITION_NAMES
 
 _MAIN = "tf_lite_prefill_decode"
 _TOKENIZERS = ("SP_Tokenizer", "HF_Tokenizer_Zlib")
@@ -83,21 +83,10 @@ def _pattern(path: Path) -> str:
     return _CACHE_PATTERN.format(name)
 
 
-def _prompt(bundle: Bundle) -> PromptFact | None:
+def _prompt(bundle: Bundle) -> PromptMetadata | None:
     if all(section.kind != "LlmMetadataProto" for section in bundle.sections):
         return None
-    prompt = bundle.prompt
-    return PromptFact(
-        start_token=prompt.start_token,
-        stop_tokens=prompt.stop_tokens,
-        chat_template=prompt.chat_template,
-        max_num_tokens=prompt.max_num_tokens,
-        suppress_tokens=prompt.suppress_tokens,
-        model_type=prompt.model_type,
-        sampler=prompt.sampler,
-        affixes=prompt.prompt_affixes,
-        min_runtime_version=prompt.min_runtime_version,
-    )
+    return bundle.prompt
 
 
 def _tokenizer(bundle: Bundle, section: Section) -> TokenizerFact:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,7 +110,6 @@ def reference_model(config: HermesConfig, weights: Mapping[str, LazyTensor]) -> 
     """The reference with these weights in float32, loaded strictly."""
     import torch
 
-    from hermes.model import build_model, build_rope_tables
     from hermes.parameters import EMBEDDING, HEAD
 
     with ThreadPoolExecutor(_READERS) as pool:
@@ -117,12 +117,37 @@ def reference_model(config: HermesConfig, weights: Mapping[str, LazyTensor]) -> 
         state = {name: torch.from_numpy(rows) for name, rows in zip(weights, values, strict=True)}
     if config.tie_embeddings:
         state[HEAD] = state[EMBEDDING]
-    with torch.device("meta"):
-        model = build_model(config)
+    model = _without_weights(config)
     model.load_state_dict(state, strict=True, assign=True)
-    # The only tensors that are computed and not loaded.
-    model.rope_cos, model.rope_sin = build_rope_tables(config, config.max_seq_len)
     return model.eval()
+
+
+def _without_weights(config: HermesConfig) -> HermesForCausalLM:
+    """The reference with its rotary tables, which are computed and not loaded, and no other data.
+
+    On the meta device `arange` and random numbers import PyTorch's compiler, which takes seconds.
+    So nothing is drawn, and positions are counted where they are used.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    from hermes.model import build_model
+
+    class NothingDrawn(TorchFunctionMode):
+        def __torch_function__(
+            self,
+            func: Callable[..., Any],
+            types: object,
+            args: tuple[Any, ...] = (),
+            kwargs: Mapping[str, Any] | None = None,
+        ) -> Any:
+            if getattr(func, "__module__", None) == torch.nn.init.__name__:
+                return None
+            here = {"device": "cpu"} if func is torch.arange else {}
+            return func(*args, **here, **(kwargs or {}))
+
+    with torch.device("meta"), NothingDrawn():
+        return build_model(config)
 
 
 def read_whole(tensor: LazyTensor) -> NDArray[np.float32]:
@@ -144,5 +169,11 @@ def held_in_memory(weights: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
 
 
 def _held(tensor: LazyTensor) -> LazyTensor:
-    whole = functools.cache(lambda: read_whole(tensor))
-    return tensor.derived(lambda start, stop: whole()[start:stop], dtype="float32")
+    whole, one_reader = functools.cache(lambda: read_whole(tensor)), Lock()
+
+    def read(start: int, stop: int) -> NDArray[np.float32]:
+        with one_reader:
+            rows = whole()
+        return rows[start:stop]
+
+    return tensor.derived(read, dtype="float32")

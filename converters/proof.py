@@ -25,6 +25,7 @@ from hermes.progress import OnProgress, Progress, silent
 from hermes.recipe import Recipe
 from hermes.report.check import Check
 from hermes.rewrite import RewritableModel
+from hermes.rewrite.balance import VALUES
 from hermes.runners.allocation import reused_memory
 from hermes.runners.background import Background
 from hermes.runners.choice import RuntimeChoice
@@ -229,6 +230,7 @@ def _float_rungs(
         golden=None if options.golden is None else read_golden(options.golden),
         reference=models.reference,
         rewritten=models.rewritten,
+        scaled_values=VALUES in rewritten.done,
         exportable=None if floating is None else exportable,
         float_flatbuffer=None if floating is None else float_flatbuffer,
         signatures=build_signatures(config, shapes.context, shapes.prefill),

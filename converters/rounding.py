@@ -24,8 +24,8 @@ SPAN = 32
 """Columns after which the tokens' outputs are brought up to date. Within a span a block sees the
 errors of the blocks before it as they are, through a small matrix of their own."""
 DIRECTIONS = 16
-"""Of the calibration tokens: the others are noise of their own. 8 lose a tenth of what 64 gain, and
-from 16 on the differences are those of chance (docs/quantization.md)."""
+"""Of the calibration tokens that rounding looks at. From 16 to all 64 the loss is the same but for
+chance, with 8 it begins to grow (docs/export-cost.md)."""
 PADDING = 16
 """Float32 values that lie unused between rows, so that columns are read quickly: rows at a distance
 of whole pages share few lines of a cache."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-from hermes.checkpoint.source import ITEM_SIZES, LazyTensor
+from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 from hermes.errors import ResourceError
 from hermes.parameters import layer_shapes
@@ -26,11 +26,16 @@ BINDER_BYTES = 70 * MB
 """numpy and the flatbuffer schema loaded, one block of rows on its way into the file."""
 VOCABULARY_ENTRY_BYTES = 900
 """Of the tokenizer and its table."""
-THREADS = 2
-"""That bind weights; each holds one matrix whose columns are rotated: as stored, as float32 (the
-same where it is stored so) and rotated."""
-HELD_INPUTS = 3
-"""Calibration inputs of all matrices that are in memory: of the model before, between and after its
+PROCESSES = 2
+"""That bind weights; each holds one matrix whose columns are rotated, as float32."""
+ROUNDING_BYTES = 35 * MB
+"""What each takes beside that and its tile where it rounds by inputs: buffers of the matrix
+products, and what the inputs lead to."""
+TILE_ROWS, TILE_VALUES, TILE_BYTES = 1024, 1 << 22, 6
+"""Most rows and values that are rounded by their inputs at a time, and bytes for each: float32 and
+integers in both orders."""
+HELD_INPUTS = 2
+"""Calibration inputs of all matrices that are in memory: of the model before and after its
 rewrites."""
 HEAD_ROWS = 8192
 FLOAT_MODELS = 3
@@ -50,7 +55,7 @@ LAYER_SECONDS = 0.006
 """Of one layer of one signature, traced or stamped, and packed."""
 VALUES_PER_SECOND = 80e6
 """Values read, rewritten, quantized and written per second."""
-CALIBRATED_VALUES_PER_SECOND = 25e6
+CALIBRATED_VALUES_PER_SECOND = 55e6
 """The same where rounding looks at calibration inputs."""
 
 
@@ -59,7 +64,7 @@ class Cost:
     """Predicted or measured.
 
     Attributes:
-        peak_memory: largest resident size of the command's processes, bytes.
+        peak_memory: resident bytes of the processes that work at a time, what they share once.
         seconds: wall time on a quiet machine.
         temporary_bytes: of intermediate files beside the target at the worst moment.
         bundle_bytes: of the finished file, without its tokenizer.
@@ -208,13 +213,16 @@ def _binding_memory(config: HermesConfig, weights: Mapping[str, LazyTensor], rec
     if "rotate_residual" in recipe.rewrites:
         for name, tensor in weights.items():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
-                stored = 0 if tensor.dtype == "float32" else ITEM_SIZES.get(tensor.dtype, 1)
-                held.append((4 + 4 + stored) * tensor.numel)
+                held.append(4 * tensor.numel)
+    widest = max(config.hidden_size, config.intermediate_size)
+    calibrated = any(rule.rounding == "calibrated" for rule in recipe.quantization)
+    tile = TILE_BYTES * min(TILE_VALUES, TILE_ROWS * widest)
     tokens = recipe.calibration.sequences * recipe.calibration.tokens
     row = config.num_layers * (5 * config.hidden_size + config.intermediate_size)
     return int(
         BINDER_BYTES
         + VOCABULARY_ENTRY_BYTES * config.vocab_size
-        + sum(sorted(held)[-THREADS:])
+        + sum(sorted(held)[-PROCESSES:])
+        + (PROCESSES * (ROUNDING_BYTES + tile) if calibrated else 0)
         + HELD_INPUTS * 4 * tokens * row
     )

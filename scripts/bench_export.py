@@ -174,6 +174,8 @@ def write_random(folder: Path, config: HermesConfig, tokenizer: Path) -> Path:
     for name in TOKENIZER_FILES:
         if (tokenizer / name).is_file():
             shutil.copyfile(tokenizer / name, folder / name)
+    # An export must not wait for the disk to take in its own checkpoint.
+    os.sync()
     return folder
 
 

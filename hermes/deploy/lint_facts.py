@@ -8,13 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-TokenRule = tuple[int, ...] | str
+from hermes.deploy.prompt_metadata import PromptMetadata
+from hermes.runners.roles import (
+    KEY_PREFIXES,
+    MASK_NAMES,
+    POSITION_NAMES,
+    PREFILL,
+    TOKEN_NAMES,
+    VALUE_PREFIXES,
+)
+from hermes.signatures import DECODE
 
-CACHE_PREFIXES = (("kv_cache_k_", "kv_cache_v_"), ("k_cache_", "v_cache_"))
-TOKEN_NAMES = ("tokens", "token_ids")
-POSITION_NAMES = ("input_pos", "positions")
-MASK_NAMES = ("mask", "attn_mask")
-DECODE, PREFILL = "decode", "prefill"
+CACHE_PREFIXES = tuple(zip(KEY_PREFIXES, VALUE_PREFIXES, strict=True))
 
 
 @dataclass(frozen=True)
@@ -103,21 +108,6 @@ class TokenizerFact:
 
 
 @dataclass(frozen=True)
-class PromptFact:
-    """The prompt metadata; ids as tuples, spellings as text."""
-
-    start_token: TokenRule | None = None
-    stop_tokens: tuple[TokenRule, ...] = ()
-    chat_template: str | None = None
-    max_num_tokens: int = 0
-    suppress_tokens: tuple[int, ...] = ()
-    model_type: str = ""
-    sampler: Mapping[str, float] = field(default_factory=dict)
-    affixes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    min_runtime_version: str = ""
-
-
-@dataclass(frozen=True)
 class BundleFacts:
     """A whole bundle.
 
@@ -136,7 +126,7 @@ class BundleFacts:
     sections: tuple[SectionFact, ...]
     damage: tuple[str, ...] = ()
     digest: str = ""
-    prompt: PromptFact | None = None
+    prompt: PromptMetadata | None = None
     tokenizers: tuple[TokenizerFact, ...] = ()
     signatures: tuple[SignatureFact, ...] = ()
     constants: tuple[ConstantFact, ...] = ()

@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hermes.deploy.lint import RuleBook
-from hermes.deploy.lint_facts import (
-    CACHE_PREFIXES,
-    DECODE,
-    MASK_NAMES,
-    POSITION_NAMES,
-    PREFILL,
-    TOKEN_NAMES,
-    BundleFacts,
-    SignatureFact,
-    TensorFact,
-)
+from hermes.deploy.lint_facts import CACHE_PREFIXES, BundleFacts, SignatureFact, TensorFact
+from hermes.runners.roles import MASK_NAMES, POSITION_NAMES, PREFILL, TOKEN_NAMES
+from hermes.signatures import DECODE
 
 BOOK = RuleBook()
 _MASKS = ("float32", "float16", "bool")

@@ -58,7 +58,7 @@ def app_facts(path: Path, facts: BundleFacts, system: str, digest: str) -> AppFa
         path=path,
         context=facts.context,
         stops=_stops(facts),
-        has_template=prompt is not None and bool(prompt.chat_template or prompt.affixes),
+        has_template=prompt is not None and bool(prompt.chat_template or prompt.prompt_affixes),
         system=system,
         tag=digest[:_TAG_LENGTH],
         memory=size(estimate(facts).peak_memory),

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 PREFILL = "prefill"
-_TOKENS = ("tokens", "token_ids")
+TOKEN_NAMES = ("tokens", "token_ids")
 POSITION_NAMES = ("input_pos", "positions")
-_MASKS = ("mask", "attn_mask")
-_KEYS = ("kv_cache_k_", "k_cache_")
-_VALUES = ("kv_cache_v_", "v_cache_")
+MASK_NAMES = ("mask", "attn_mask")
+KEY_PREFIXES = ("kv_cache_k_", "k_cache_")
+VALUE_PREFIXES = ("kv_cache_v_", "v_cache_")
 _LOGITS = "logits"
 _CLOSED = {"float32": MASK_CLOSED, "float16": -45824.0, "bool": False}
 """What stands in closed entries of a mask; open ones are 0, or True."""
@@ -60,19 +60,19 @@ def roles_of(signature: Signature) -> Roles:
         BadInputError: an input that it needs is absent, or one that it could not fill is there.
     """
     inputs = list(signature.inputs)
-    tokens, positions = _take(inputs, _TOKENS), _take(inputs, POSITION_NAMES)
-    mask = _take(inputs, _MASKS)
-    cache = tuple(spec for spec in inputs if spec.name.startswith(_KEYS + _VALUES))
+    tokens, positions = _take(inputs, TOKEN_NAMES), _take(inputs, POSITION_NAMES)
+    mask = _take(inputs, MASK_NAMES)
+    cache = tuple(spec for spec in inputs if spec.name.startswith(KEY_PREFIXES + VALUE_PREFIXES))
     others = [spec.name for spec in inputs if spec not in cache]
     problems = [
         f"no input {' or '.join(names)}"
-        for names, found in ((_TOKENS, tokens), (POSITION_NAMES, positions))
+        for names, found in ((TOKEN_NAMES, tokens), (POSITION_NAMES, positions))
         if found is None
     ]
     problems += [f"input {name} is none that the runtime fills" for name in others]
     if mask is not None and mask.dtype not in _CLOSED:
         problems.append(f"a mask of type {mask.dtype}, expected {', '.join(_CLOSED)}")
-    keys = next((spec for spec in cache if spec.name.startswith(_KEYS)), None)
+    keys = next((spec for spec in cache if spec.name.startswith(KEY_PREFIXES)), None)
     if mask is None and (keys is None or len(keys.shape) < 3):
         problems.append("neither a mask nor a cache of keys tells the context")
     if problems or tokens is None or positions is None:
@@ -157,7 +157,7 @@ def fill_inputs(roles: Roles, ids: Sequence[int], position: int) -> dict[str, np
 
 def token_count(inputs: Iterable[TensorSpec]) -> int:
     """Rows of a signature with these inputs; 0 if it takes no token ids."""
-    return next((spec.shape[-1] for spec in inputs if spec.name in _TOKENS), 0)
+    return next((spec.shape[-1] for spec in inputs if spec.name in TOKEN_NAMES), 0)
 
 
 def _take(inputs: list[TensorSpec], names: Sequence[str]) -> TensorSpec | None:

@@ -55,7 +55,8 @@ class LadderInput:
         source_keys: every tensor name of the checkpoint.
         golden: logits of the user's training code.
         reference: the oracle.
-        rewritten: the oracle with rewritten weights; None if the recipe rewrites nothing.
+        rewritten: the oracle with rewritten weights; None if the recipe rewrites nothing, and
+        scaled_values: whether its cached values have another scale.
         exportable: the static-shape module.
         float_flatbuffer: the float32 bound file.
         signatures: what was asked of the file, and
@@ -81,6 +82,7 @@ class LadderInput:
     golden: Golden | None = None
     reference: Scorer | None = None
     rewritten: Scorer | None = None
+    scaled_values: bool = False
     exportable: OpenLogits | None = None
     float_flatbuffer: OpenLogits | None = None
     signatures: Sequence[Signature] = ()

@@ -98,5 +98,13 @@ def check_layers(
 
 def by_layer(differences: Sequence[LayerDifference]) -> list[float]:
     """One number per layer, the larger of keys and values, for the plot."""
-    pairs = zip(differences[::2], differences[1::2], strict=True)
-    return [max(one.largest, two.largest) for one, two in pairs]
+    largest: dict[str, float] = {}
+    for item in differences:
+        layer = item.name.split("_")[1]
+        largest[layer] = max(item.largest, largest.get(layer, 0.0))
+    return list(largest.values())
+
+
+def keys_only(rows: CacheRows) -> CacheRows:
+    """Without the values, where a rewrite gives these another scale."""
+    return {name: row for name, row in rows.items() if name.startswith("k_")}

@@ -27,6 +27,7 @@ from hermes.verify.localise import (
     CacheRows,
     by_layer,
     check_layers,
+    keys_only,
     layer_differences,
     snapshot,
 )
@@ -135,7 +136,13 @@ class Rungs:
     def rewrites(self) -> list[Check]:
         """Rung 2."""
         ids, limit = self.given.text_ids, self.given.limits.float_logits
-        return check_rewritten(self.rewritten, self.reference, ids, limit)
+        checks = check_rewritten(self.rewritten, self.reference, ids, limit)
+        if self.given.localise:
+            found, wanted = map(self._snapshot, (self.given.rewritten, self.given.reference))
+            if self.given.scaled_values and found is not None and wanted is not None:
+                found, wanted = keys_only(found), keys_only(wanted)
+            checks += self._layers(2, "rewritten model", "reference", (found, wanted))
+        return checks
 
     def exportable(self) -> list[Check]:
         """Rung 3."""

@@ -192,6 +192,19 @@ def test_a_gain_folded_without_being_removed_is_rung_2(given: LadderInput) -> No
     assert first_red(replace(given, rewritten=folded)) == 2
 
 
+@pytest.mark.parametrize(("scaled", "first"), [(False, "layer 0 values"), (True, "layer 1 keys")])
+def test_rung_2_names_the_layer_and_tensor(given: LadderInput, scaled: bool, first: str) -> None:
+    name = "layers.0.self_attn.v_proj.weight"
+    wrong = reference(**{name: hermes_weights(WEIGHTS)[name].flip(0)})
+    looked = replace(given, rewritten=wrong, localise=True, scaled_values=scaled)
+    report = climb(looked).report
+    (check,) = [c for c in report.checks if c.rung == 2 and c.name.startswith("cache of the")]
+    assert not check.passed
+    assert f"first above it: {first}" in check.detail
+    assert len(report.series["difference by layer, rewritten model from reference"]) == 2
+    assert climb(replace(given, localise=True, scaled_values=scaled)).report.passed
+
+
 @pytest.mark.parametrize("fault", ["rotary pairs interleaved", "cache position off by one"])
 def test_a_wrong_exportable_module_is_rung_3(given: LadderInput, fault: Fault) -> None:
     everything = replace(
