@@ -22,7 +22,7 @@ TRACER_BYTES = 325 * MB
 """torch and the converter loaded, and four layers of every signature traced."""
 GRAPH_LAYER_BYTES = 0.12 * MB
 """Python objects of one layer of one signature, while a graph is stamped or a header packed."""
-BINDER_BYTES = 70 * MB
+BINDER_BYTES = 80 * MB
 """numpy and the flatbuffer schema loaded, one block of rows on its way into the file."""
 VOCABULARY_ENTRY_BYTES = 900
 """Of the tokenizer and its table."""

@@ -22,12 +22,12 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize, quantize
 
-from converters.evaluation import evaluation_texts
-from converters.float_models import open_float_models
-from converters.proof import text_ids
-from converters.source import SourceOptions, open_source
-from hermes.rewrite import RewritableModel
+from hermes.assets import assets_folder
+from hermes.checkpoint import open_checkpoint
+from hermes.layouts import map_checkpoint
 from hermes.runners.interface import Logits
+from hermes.runners.layerwise import LayerwiseScorer
+from hermes.tokenizer import prompt_contract, tokenizer_from_gguf
 from hermes.verify.metrics import compare
 
 TYPES = ("Q8_0", "Q5_0", "Q4_1", "Q4_0")
@@ -136,11 +136,19 @@ def main() -> None:
     parser.add_argument("--text", nargs="*", type=Path, help="default: the two shipped ones")
     parser.add_argument("--positions", type=int, default=1024, help="tokens of each text")
     given = parser.parse_args()
-    source = open_source(SourceOptions(given.checkpoint))
-    original = RewritableModel(source.mapped.config, source.mapped.weights)
-    reference = open_float_models(original, original, (1,)).reference
-    texts = {text: text_ids(source, text, given.positions) for text in evaluation_texts(given.text)}
-    wanted = {text: list(reference.score(ids)) for text, ids in texts.items()}
+    checkpoint = open_checkpoint(given.checkpoint)
+    mapped = map_checkpoint(checkpoint)
+    if checkpoint.gguf_metadata is None:
+        parser.error(f"{given.checkpoint} is no GGUF file")
+    tokenizer = tokenizer_from_gguf(checkpoint.gguf_metadata)
+    start = prompt_contract(tokenizer, checkpoint, mapped.config).start_token_id
+    reference = LayerwiseScorer(mapped.config, mapped.weights)
+    shipped = assets_folder() / "eval"
+    texts, wanted = {}, {}
+    for text in given.text or (shipped / "english.txt", shipped / "technical.txt"):
+        ids = [] if start is None else [start]
+        texts[text] = [*ids, *tokenizer.encode(text.read_text("utf-8"))][: given.positions]
+        wanted[text] = list(reference.score(texts[text]))
     print(f"{'type':<24}{'MB':>7}  {'text':<16}{'KL':>9}{'top-1':>8}{'perplexity':>12}")
     with tempfile.TemporaryDirectory(prefix="bench-llama-") as folder:
         files = [
@@ -149,7 +157,7 @@ def main() -> None:
         ]
         for file in (*files, *given.gguf):
             model = LlamaModel(
-                given.llama_python, file, given.positions + 8, source.mapped.config.vocab_size
+                given.llama_python, file, given.positions + 8, mapped.config.vocab_size
             )
             for text, ids in texts.items():
                 rows = map(completed, model.score(ids), wanted[text])

@@ -137,12 +137,10 @@ class Rungs:
         """Rung 2."""
         ids, limit = self.given.text_ids, self.given.limits.float_logits
         checks = check_rewritten(self.rewritten, self.reference, ids, limit)
-        if self.given.localise:
-            found, wanted = map(self._snapshot, (self.given.rewritten, self.given.reference))
-            if self.given.scaled_values and found is not None and wanted is not None:
-                found, wanted = keys_only(found), keys_only(wanted)
-            checks += self._layers(2, "rewritten model", "reference", (found, wanted))
-        return checks
+        found, wanted = map(self._snapshot, (self.given.rewritten, self.given.reference))
+        if self.given.scaled_values and found is not None and wanted is not None:
+            found, wanted = keys_only(found), keys_only(wanted)
+        return checks + self._layers(2, "rewritten model", "reference", (found, wanted))
 
     def exportable(self) -> list[Check]:
         """Rung 3."""
