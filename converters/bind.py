@@ -27,17 +27,14 @@ from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 from hermes.errors import UsageError
 from hermes.layouts.finite import check_finite
+from hermes.plan import PROCESSES, TILE_ROWS, TILE_VALUES
 from hermes.recipe import QuantizationRule, Recipe
 from hermes.rewrite.inputs import Inputs
 from hermes.signatures import GraphWeight, graph_weights
 
 ALIGNMENT = 64
 CHUNK_BYTES = 1 << 19
-"""Float32 bytes of one weight that a thread works on at a time: what a core's own cache holds."""
-ROUNDED_ROWS, ROUNDED_VALUES = 1024, 1 << 22
-"""Most rows and values that are rounded with feedback at a time: a step costs calls, however few
-rows there are, and more rows leave the cache."""
-WORKERS = 2
+"""Float32 bytes of one weight that a process works on at a time: what a core's cache holds."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +191,7 @@ def _written(
     """Stream every weight: each with its scales for the header, in the order they are done."""
     groups = stream.groups(slots)
     tasks = [functools.partial(stream.write, group) for group in groups]
-    with closing(run_tasks(tasks, WORKERS, (stream.file,), on_growth)) as done:
+    with closing(run_tasks(tasks, PROCESSES, (stream.file,), on_growth)) as done:
         for index, scales in done:
             yield from zip(groups[index], scales, strict=True)
 
@@ -247,7 +244,7 @@ class _Stream:
                 yield first, quantize_rows(rows, slot.rule, amplitude)
             return
         total, columns = slot.weight.shape
-        height = min(ROUNDED_ROWS, max(1, ROUNDED_VALUES // columns), total)
+        height = min(TILE_ROWS, max(1, TILE_VALUES // columns), total)
         tile, done = Tile(height, columns), 0
         for first, rows in self._chunks(slot.weight):
             last = first + len(rows)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from converters.rebind import rebind_floats
 from converters.source import Source, read_text
 from hermes.assets import assets_folder
 from hermes.progress import OnProgress, Progress, silent
-from hermes.recipe import Recipe
+from hermes.recipe import ExportShapes, Recipe
 from hermes.report.check import Check
 from hermes.rewrite import RewritableModel
 from hermes.rewrite.balance import VALUES
@@ -98,6 +99,7 @@ def prove(
     interpreter = interpreter_for(options.runtime)
     opened, unpacked = _unpack(bundle, work / "unpacked.tflite")
     ids = text_ids(source, options.text, max(recipe.export.context, recipe.limits.positions))
+    data = _runtime_data(source)
     memory = available_memory() if options.memory is None else options.memory
     whole = not too_big_for_float(rewritten.config, memory)
     cores = Cores(options.threads)
@@ -109,10 +111,8 @@ def prove(
         Kept(lambda: opener.flatbuffer(unpacked)) as flatbuffer,
         Background() as background,
     ):
-        stepped = None
-        if whole:
-            capacity = source.mapped.config.max_seq_len
-            stepped = background.begin(lambda: _step(flatbuffer, ids, recipe, capacity, ours))
+        step = partial(_step, flatbuffer, ids, recipe, source, ours)
+        stepped = background.begin(step) if whole else None
         models, floating = _float_forms(
             source, rewritten, recipe, unpacked if ours else None, work, memory, on_progress
         )
@@ -122,27 +122,35 @@ def prove(
             flatbuffer=flatbuffer.open,
             repeated=_repeated(interpreter, floating, unpacked, opener),
             runtime=runtime.open,
-            runtime_data=_runtime_data(source),
+            runtime_data=data,
             tokenizer_rung=lambda: _check_prompt(runtime, source, opened, recipe),
             reasons=_reasons(models, ours),
             stepped=stepped,
             background=background if whole else None,
         )
+        files = Files(bundle, runtime.open, unpacked, flatbuffer.open, floating)
         if options.runtime is RuntimeChoice.ARM64:
-            files = Files(bundle, runtime.open, unpacked, flatbuffer.open, floating)
-            data = _runtime_data(source)
             given = replace(given, device=arm64_rung(files, recipe, ids, data, options.threads))
+        facts = _facts(text_file(options.text), len(ids), recipe.export)
+        return _climb(given, facts, cores, background, on_progress)
 
-        def announce(rung: int, name: str) -> None:
-            on_progress(Progress(f"rung {rung}: {name}"))
-            cores.settle(beside=background.busy)
 
-        outcome = climb(given, announce)
-        cores.settle(beside=False)
-    outcome.report.facts.update(
-        text=_describe_text(text_file(options.text), len(ids)),
-        limits=describe_limits(recipe.export.context, recipe.export.prefill),
-    )
+def _climb(
+    given: LadderInput,
+    facts: Mapping[str, object],
+    cores: Cores,
+    background: Background,
+    on_progress: OnProgress,
+) -> Climb:
+    """Climb with the cores that the work beside each rung leaves; the facts go into the report."""
+
+    def announce(rung: int, name: str) -> None:
+        on_progress(Progress(f"rung {rung}: {name}"))
+        cores.settle(beside=background.busy)
+
+    outcome = climb(given, announce)
+    cores.settle(beside=False)
+    outcome.report.facts.update(facts)
     return outcome
 
 
@@ -172,10 +180,11 @@ def _step(
     flatbuffer: Kept[FlatbufferRunner],
     ids: Sequence[int],
     recipe: Recipe,
-    capacity: int,
+    source: Source,
     ours: bool,
 ) -> Stepped:
     """Rung 5's part that needs no float model, so that it runs while these are read."""
+    capacity = source.mapped.config.max_seq_len
     positions, widths = recipe.limits.positions, recipe.graph.attention_widths
     with flatbuffer.open() as runner:
         return step_through(runner, ids, positions, capacity, prefills=not ours, widths=widths)
@@ -187,8 +196,12 @@ def _unpack(bundle: Path, target: Path) -> tuple[Bundle, Path]:
     return opened, target
 
 
-def _describe_text(path: Path, tokens: int) -> dict[str, str | int]:
-    return {"file": path.name, "sha256": hash_file(path), "tokens": tokens}
+def _facts(text: Path, tokens: int, shapes: ExportShapes) -> dict[str, object]:
+    """What was read, and how long a prompt may be."""
+    return {
+        "text": {"file": text.name, "sha256": hash_file(text), "tokens": tokens},
+        "limits": describe_limits(shapes.context, shapes.prefill),
+    }
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,9 @@ ROUNDING_BYTES = 35 * MB
 """What each takes beside that and its tile where it rounds by inputs: buffers of the matrix
 products, and what the inputs lead to."""
 TILE_ROWS, TILE_VALUES, TILE_BYTES = 1024, 1 << 22, 6
-"""Most rows and values that are rounded by their inputs at a time, and bytes for each: float32 and
-integers in both orders."""
+"""Most rows and values that are rounded by their inputs at a time (a step costs calls, however few
+rows there are, and more rows leave the cache), and bytes for each: float32 and integers in both
+orders."""
 HELD_INPUTS = 2
 """Calibration inputs of all matrices that are in memory: of the model before and after its
 rewrites."""

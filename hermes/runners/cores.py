@@ -55,7 +55,7 @@ def one_blas_thread() -> Iterator[None]:
 
     folder = Path(np.__file__).parent.parent / "numpy.libs"
     library = next((ctypes.CDLL(str(file)) for file in folder.glob("libscipy_openblas*")), None)
-    if library is None:
+    if library is None or not hasattr(library, f"{_PREFIX}set{_SUFFIX}"):
         yield
         return
     change = getattr(library, f"{_PREFIX}set{_SUFFIX}")

@@ -22,3 +22,13 @@ def tiny_flatbuffer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_bundle(tiny_flatbuffer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model with a tokenizer and a chat template that the runtime can render."""
     return write_bundle(tiny_flatbuffer, tmp_path_factory.mktemp("bundle") / "tiny.litertlm")
+
+
+@pytest.fixture(scope="session")
+def slow_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a cache of 8,192 slots, which every step reads whole."""
+    folder = tmp_path_factory.mktemp("slow")
+    config = tiny_config(tie_word_embeddings=False)
+    weights = tiny_weights(config)
+    flatbuffer = write_flatbuffer(weights, config, folder / "x.tflite", context=8192, prefill=(8,))
+    return write_bundle(flatbuffer, folder / "slow.litertlm")

@@ -6,9 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from static_llama import write_flatbuffer
-from tiny_bundle import write_bundle
-from tiny_llama import tiny_config, tiny_weights
 
 from converters.measuring import call_facts
 from hermes.cli import app, run_command
@@ -17,16 +14,6 @@ from hermes.report.bench_table import call_lines
 from hermes.runners.benchmark_calls import CallPlan
 
 PLAN = CallPlan("decode", (0, 40), threads=1, rounds=15, copies=2)
-
-
-@pytest.fixture(scope="module")
-def slow_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with a cache of 8,192 slots, which every step reads whole."""
-    folder = tmp_path_factory.mktemp("slow")
-    config = tiny_config(tie_word_embeddings=False)
-    weights = tiny_weights(config)
-    flatbuffer = write_flatbuffer(weights, config, folder / "x.tflite", context=8192, prefill=(8,))
-    return write_bundle(flatbuffer, folder / "slow.litertlm")
 
 
 def test_the_slower_graph_takes_longer_in_either_place(

@@ -6,9 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from static_llama import write_flatbuffer
-from tiny_bundle import write_bundle
-from tiny_llama import tiny_config, tiny_weights
 
 from converters.bundle import read_bundle
 from converters.measuring import bundle_profile
@@ -21,16 +18,6 @@ from hermes.runners.benchmark_paired import BenchmarkPlan, measure_paired, paire
 
 PLAN = BenchmarkPlan(prompt=12, generate=30, threads=1, repeat=3)
 LAYERS, KV_HEADS, HEAD_DIM, CONTEXT = 2, 2, 16, 64
-
-
-@pytest.fixture(scope="module")
-def slow_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with a cache of 8,192 slots, which every step reads whole."""
-    folder = tmp_path_factory.mktemp("slow")
-    config = tiny_config(tie_word_embeddings=False)
-    weights = tiny_weights(config)
-    flatbuffer = write_flatbuffer(weights, config, folder / "x.tflite", context=8192, prefill=(8,))
-    return write_bundle(flatbuffer, folder / "slow.litertlm")
 
 
 def test_a_slower_bundle_is_reported_slower(tiny_bundle: Path, slow_bundle: Path) -> None:
