@@ -169,12 +169,32 @@ def _to_the_end(lengths: Sequence[int], capacity: int, widths: Sequence[int]) ->
     if longest > 1 and max(1, longest // 3) + longest + _LAST <= capacity:
         parts.append(Prefill(max(1, longest // 3), longest))
         fed = max(1, longest // 3)
-    for width in sorted(widths):
-        if fed < width - _LOOKS and width + _LOOKS + _LAST <= capacity:
-            calls = runtime_plan(width - _LOOKS - fed, lengths, fed, capacity)
+    for turn, width in enumerate(sorted(widths)):
+        if fed < width - 1 and width + _LOOKS + _LAST <= capacity:
+            calls = _approach(width - 1 - fed, lengths, fed, capacity, turn)
             rest = width + _LOOKS - fed - sum(call.count for call in calls)
             parts += [*calls, Steps(rest)]
             fed = width + _LOOKS
     calls = runtime_plan(max(0, capacity - _LAST - fed), lengths, fed, capacity)
     fed += sum(call.count for call in calls)
     return Feed("context filled", (*parts, *calls, Steps(capacity - fed)))
+
+
+def _approach(
+    count: int, lengths: Sequence[int], position: int, capacity: int, turn: int
+) -> tuple[Prefill, ...]:
+    """Prefill calls for `count` tokens in front of a width, as few as show every path.
+
+    Most rows by the longest signature, whose last call is padded; then one call of every second
+    shorter signature, the others at the next width: prefill has every second width, so each of its
+    paths is walked by each signature. (The runtime's own plan would take three times as long.)
+    """
+    *shorter, longest = sorted(lengths) or [1]
+    last = shorter[turn % 2 :: 2]
+    rows = count - sum(last)
+    padded = -(-rows // longest) * longest
+    if rows < 1 or not lengths or position + padded > capacity:
+        return runtime_plan(count, lengths, position, capacity)
+    full, rest = divmod(rows, longest)
+    calls = [Prefill(longest, longest)] * full + [Prefill(rest, longest)] * (rest > 0)
+    return (*calls, *(Prefill(length, length) for length in last))
