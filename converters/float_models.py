@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -151,7 +150,12 @@ def _without_weights(config: HermesConfig) -> HermesForCausalLM:
 
 
 def read_whole(tensor: LazyTensor) -> NDArray[np.float32]:
-    """All rows as float32, fetched in blocks: rewrites are fastest where a block fits the cache."""
+    """All rows as float32, fetched in blocks: rewrites are fastest where a block fits the cache.
+
+    What `held_in_memory` keeps is not copied.
+    """
+    if isinstance(tensor.reader, _Held):
+        return tensor.reader.whole
     whole = np.empty(tensor.shape, dtype=np.float32)
     step = max(1, _BLOCK_VALUES * tensor.rows // max(1, tensor.numel))
     for start in range(0, tensor.rows, step):
@@ -165,15 +169,26 @@ def held_in_memory(weights: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
 
     The reference, the calibration and the rewrites all read them, and unpacking costs the most.
     """
-    return {name: _held(tensor) for name, tensor in weights.items()}
+    return {
+        name: tensor.derived(_Held(tensor), dtype="float32") for name, tensor in weights.items()
+    }
 
 
-def _held(tensor: LazyTensor) -> LazyTensor:
-    whole, one_reader = functools.cache(lambda: read_whole(tensor)), Lock()
+class _Held:
+    """The reader of a tensor that is read once, whole."""
 
-    def read(start: int, stop: int) -> NDArray[np.float32]:
-        with one_reader:
-            rows = whole()
-        return rows[start:stop]
+    def __init__(self, tensor: LazyTensor) -> None:
+        self._tensor = tensor
+        self._one_reader = Lock()
+        self._values: NDArray[np.float32] | None = None
 
-    return tensor.derived(read, dtype="float32")
+    @property
+    def whole(self) -> NDArray[np.float32]:
+        """All rows."""
+        with self._one_reader:
+            if self._values is None:
+                self._values = read_whole(self._tensor)
+            return self._values
+
+    def __call__(self, start: int, stop: int) -> NDArray[np.float32]:
+        return self.whole[start:stop]

@@ -45,7 +45,7 @@ class ExportableRunner:
         self._widths = (*sorted(options.attention_widths), shapes.context)
         self._specs = cache_specs(config, shapes.context)
         values = {
-            weight.name: torch.cat([state[part] for part in weight.parts]).contiguous()
+            weight.name: _joined([state[part] for part in weight.parts])
             for weight in graph_weights(config, options)
         }
         biases = {w.name for w in graph_weights(config, options) if w.kind == "bias"}
@@ -116,6 +116,11 @@ class ExportableRunner:
                 if written is not slots:  # a body that copies
                     slots.copy_(written)
         return outputs
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """The rows of all parts; a single part stays where it is."""
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0].contiguous()
 
 
 def _first_slots(name: str, cache: Tensor, width: int) -> Tensor:

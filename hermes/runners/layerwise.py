@@ -13,14 +13,13 @@ from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 from hermes.parameters import EMBEDDING, FINAL_NORM, HEAD
 from hermes.runners.interface import Logits
+from hermes.runners.reference import SCORED_AT_ONCE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hermes.model import DecoderBlock
 
-_TOKENS = 128
-"""Tokens of one call of a layer, and of one block of logits; as `ReferenceRunner` has them."""
 _HEAD_ROWS = 8192
 
 
@@ -55,7 +54,7 @@ class LayerwiseScorer:
             for layer in range(self._config.num_layers):
                 hidden = self._through(layer, hidden)
             normed = self._normed(hidden)
-            blocks = [normed[at : at + _TOKENS] for at in range(0, len(normed), _TOKENS)]
+            blocks = torch.split(normed, SCORED_AT_ONCE)
         for block in blocks:
             yield from self._logits(block).numpy()
 
@@ -84,8 +83,8 @@ class LayerwiseScorer:
         self._prepare(block)
         cos, sin = build_rope_tables(config, len(hidden))
         past, parts = None, []
-        for start in range(0, len(hidden), _TOKENS):
-            part = hidden[start : start + _TOKENS]
+        for start in range(0, len(hidden), SCORED_AT_ONCE):
+            part = hidden[start : start + SCORED_AT_ONCE]
             stop = start + len(part)
             closed = torch.full((len(part), stop), float("-inf"))
             mask = torch.triu(closed, diagonal=start + 1)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from hermes.model import HermesForCausalLM, KVCache
 
-_SCORED_AT_ONCE = 128
+SCORED_AT_ONCE = 256
+"""Tokens of one call, and of one block of logits: as many as fill the kernels."""
 
 
 class ReferenceRunner:
@@ -50,8 +51,8 @@ class ReferenceRunner:
     def score(self, ids: Sequence[int]) -> Iterator[Logits]:
         """Logits [vocab] after each id, computed in blocks."""
         self.reset()
-        for start in range(0, len(ids), _SCORED_AT_ONCE):
-            yield from self._feed(ids[start : start + _SCORED_AT_ONCE], start).numpy()
+        for start in range(0, len(ids), SCORED_AT_ONCE):
+            yield from self._feed(ids[start : start + SCORED_AT_ONCE], start).numpy()
 
     def cache_rows(self, count: int) -> dict[str, Logits]:
         """Keys and values [kv_heads, count, head_dim] of every layer, `k_0`, `v_0`, `k_1`, ..."""

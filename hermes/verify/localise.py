@@ -20,7 +20,8 @@ from hermes.verify.feeding import Prefill, greedy_feed
 CacheRows = dict[str, NDArray[np.float32]]
 """`k_<layer>` and `v_<layer>` -> [kv_heads, rows, head_dim], in layer order, keys first."""
 
-SHORT = 32
+SHORT = 33
+"""One prefill call of 32 rows, and a step."""
 _WORDS = {"k": "keys", "v": "values"}
 
 

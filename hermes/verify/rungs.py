@@ -31,7 +31,14 @@ from hermes.verify.localise import (
     layer_differences,
     snapshot,
 )
-from hermes.verify.quantized import Stepped, check_quantized, check_stepped, repeated, step_through
+from hermes.verify.quantized import (
+    QuantizedResult,
+    Stepped,
+    check_quantized,
+    check_stepped,
+    repeated,
+    step_through,
+)
 from hermes.verify.rewritten import POSITIONS, check_rewritten
 from hermes.verify.runtime import RuntimeResult, check_runtime
 from hermes.verify.scores import KnownScores
@@ -61,6 +68,7 @@ class Rungs:
         self._float = self._begin(self._observe_float, given.float_flatbuffer, given.exportable)
         self._prompt = self._begin(lambda: _present(given.tokenizer_rung)(), given.tokenizer_rung)
         self._spoken = self._begin(self._speak, given.runtime, given.flatbuffer, given.runtime_data)
+        self._compared = Job(self._compare)
 
     def _begin(self, work: Callable[[], _T], *needed: object) -> Job[_T]:
         background = self.given.background
@@ -89,6 +97,11 @@ class Rungs:
         ids = self.given.text_ids
         count = POSITIONS if self.given.exportable is None else len(ids)
         return KnownScores(_present(self.given.rewritten), ids[:count])
+
+    @cached_property
+    def _rewritten_cache(self) -> CacheRows | None:
+        """What rungs 2 and 3 compare."""
+        return self._snapshot(self.given.rewritten)
 
     @cached_property
     def _exported(self) -> _Seen:
@@ -137,22 +150,25 @@ class Rungs:
         """Rung 2."""
         ids, limit = self.given.text_ids, self.given.limits.float_logits
         checks = check_rewritten(self.rewritten, self.reference, ids, limit)
-        found, wanted = map(self._snapshot, (self.given.rewritten, self.given.reference))
+        found, wanted = self._rewritten_cache, self._snapshot(self.given.reference)
         if self.given.scaled_values and found is not None and wanted is not None:
             found, wanted = keys_only(found), keys_only(wanted)
         return checks + self._layers(2, "rewritten model", "reference", (found, wanted))
 
     def exportable(self) -> list[Check]:
         """Rung 3."""
-        reference = self.given.rewritten or _present(self.given.reference)
-        scores = self.reference if self.given.rewritten is None else self.rewritten
+        twin = self.given.rewritten is not None
+        scores = self.rewritten if twin else self.reference
+        if twin:
+            # No rung after this asks the oracle itself before rung 5 has its answer.
+            self._compared = self._begin(self._compare, self.given.flatbuffer)
         ids, limit = self.given.text_ids, self.given.limits.float_logits
         observed, cache = self._exported
         wanted = wanted_rows(scores, ids, observed)
         checks = check_against_reference(observed, wanted, limit)
         series = "logit difference by position, exportable module from reference"
         self.report.series[series] = by_position(observed, wanted)
-        caches = (cache, self._snapshot(reference))
+        caches = (cache, self._rewritten_cache if twin else self._snapshot(self.given.reference))
         return checks + self._layers(3, "exportable module", "reference", caches)
 
     def float_file(self) -> list[Check]:
@@ -178,7 +194,8 @@ class Rungs:
     def quantized(self) -> list[Check]:
         """Rung 5."""
         ids, limits = self.given.text_ids, self.given.limits
-        result = check_stepped(self.reference, self._result(self._stepped), ids, limits)
+        self._result(self._stepped)
+        result = self._result(self._compared)
         series = self.report.series
         series["KL by position"] = result.comparison.kl.tolist()
         series["largest logit difference by position"] = result.comparison.largest.tolist()
@@ -188,6 +205,10 @@ class Rungs:
                 again = check_quantized(self.reference, runner, ids, limits)
                 checks += repeated(again.checks, runner.name)
         return checks
+
+    def _compare(self) -> QuantizedResult:
+        stepped = self._stepped.result()
+        return check_stepped(self.reference, stepped, self.given.text_ids, self.given.limits)
 
     def _step(self) -> Stepped:
         """The file on the text; where no rung proves its graph, fed in all ways."""
