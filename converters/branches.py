@@ -45,7 +45,10 @@ def branch_attention(path: Path, shapes: ExportShapes, options: GraphOptions) ->
     if not widths:
         return
     model = read_model(path)
-    for signature in list(model.signatureDefs):
+    # A subgraph with two signatures is decode's.
+    by_graph = {one.subgraphIndex: one for one in model.signatureDefs}
+    decode = next(one for one in model.signatureDefs if one.signatureKey == DECODE.encode())
+    for signature in (by_graph | {decode.subgraphIndex: decode}).values():
         _Signature(model, signature, shapes.context).branch(widths)
     path.write_bytes(pack_model(model))
 

@@ -143,8 +143,12 @@ def make_graph(
 ) -> Reasons:
     """Write the graph, the quick way where it is proven."""
     from converters.branches import branch_attention
+    from converters.lengths import share_decode
 
-    reasons = _repeated_or_traced(config, shapes, options, target)
+    longer = replace(shapes, prefill=tuple(n for n in shapes.prefill if n > 1))
+    reasons = _repeated_or_traced(config, longer, options, target)
+    if longer != shapes:
+        share_decode(target)
     branch_attention(target, shapes, options)
     return reasons
 

@@ -169,6 +169,7 @@ def _outside(model: Any) -> int:
 def _drop_weight_inputs(model: Any, slots: Mapping[str, _Slot]) -> dict[str, tuple[int, int]]:
     """Make every weight input of every signature a constant; (subgraph, tensor) of one for each."""
     examples: dict[str, tuple[int, int]] = {}
+    done: set[int] = set()
     for signature in model.signatureDefs:
         subgraph = model.subgraphs[signature.subgraphIndex]
         found = {
@@ -182,11 +183,13 @@ def _drop_weight_inputs(model: Any, slots: Mapping[str, _Slot]) -> dict[str, tup
                 f"inputs than the model: {sorted(set(found) ^ set(slots))}"
             )
         readers = _readers(model, subgraph)
-        for name, index in found.items():
+        # Two signatures may be of one subgraph.
+        for name, index in found.items() if signature.subgraphIndex not in done else ():
             _make_constant(subgraph, index, slots[name], readers.get(index, set()))
             if slots[name].rule.unpacked:
                 unpack_before_use(model, subgraph, index)
             examples.setdefault(name, (signature.subgraphIndex, index))
+        done.add(signature.subgraphIndex)
         dropped = set(found.values())
         subgraph.inputs = [index for index in subgraph.inputs if index not in dropped]
         signature.inputs = [e for e in signature.inputs if e.tensorIndex not in dropped]

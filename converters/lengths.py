@@ -1,4 +1,4 @@
-"""Derive the prefill signatures of all lengths from traces of two, and length 1 from decode.
+"""Derive the prefill signatures of all lengths from traces of two; length 1 is decode itself.
 
 Tracing costs seconds per signature, yet prefills of different lengths are one graph over other
 shapes. So two lengths are traced and compared: the same operators, options and wiring, and every
@@ -6,8 +6,10 @@ dimension and every integer constant either equal in both or proportional to the
 graph of any other length follows. Whatever the comparison does not cover raises
 `LengthsRefusedError`, and the caller traces every length instead.
 
-Length 1 is another graph, because axes of length 1 vanish; it is decode without its logits. A
-length that fills the context is another one too, because its cache write replaces the whole cache.
+Length 1 is another graph, because axes of length 1 vanish. It is decode's: a second signature of
+that subgraph costs nothing to load, and the logits that a prefill has no use for cost less than a
+subgraph of its own. A length that fills the context is another graph too, because its cache write
+replaces the whole cache.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from hermes.config import HermesConfig
 from hermes.recipe import ExportShapes
 from hermes.signatures import DECODE, Signature, build_signatures, prefill_name
 
-_LOGITS = b"logits"
 _INTEGERS = {schema.TensorType.INT32: np.int32, schema.TensorType.INT64: np.int64}
 _TENSOR_TYPES = {"int32": schema.TensorType.INT32, "float32": schema.TensorType.FLOAT32}
 
@@ -38,7 +39,7 @@ class LengthsRefusedError(Exception):
 
 def shapes_to_trace(shapes: ExportShapes) -> ExportShapes:
     """The lengths from which `derive_lengths` makes the others: two, and those that stand alone."""
-    ladder = sorted(n for n in shapes.prefill if 1 < n < shapes.context)
+    ladder = sorted(n for n in shapes.prefill if n < shapes.context)
     alone = [n for n in shapes.prefill if n == shapes.context]
     return replace(shapes, prefill=tuple(ladder[:2] + alone))
 
@@ -58,8 +59,6 @@ def derive_lengths(traced: Path, config: HermesConfig, shapes: ExportShapes, tar
         if signature.name in known:
             definition = known[signature.name]
             graph = model.subgraphs[definition.subgraphIndex]
-        elif signature.length == 1:
-            graph, definition = _without_logits(model, known[DECODE], signature.name)
         elif family is not None:
             graph, definition = family.member(signature.length)
         else:
@@ -72,6 +71,19 @@ def derive_lengths(traced: Path, config: HermesConfig, shapes: ExportShapes, tar
     model.subgraphs = graphs
     model.signatureDefs = [definition for definition, _ in definitions]
     target.write_bytes(pack_model(model))
+
+
+def share_decode(path: Path) -> None:
+    """Give decode's subgraph the signature of a prefill of length 1 as well, in place.
+
+    The runtime wants every output of the subgraph in both, so this prefill has logits.
+    """
+    model = read_model(path)
+    (decode,) = [one for one in model.signatureDefs if one.signatureKey == DECODE.encode()]
+    single = copy.copy(decode)
+    single.signatureKey = prefill_name(1).encode()
+    model.signatureDefs.insert(0, single)
+    path.write_bytes(pack_model(model))
 
 
 @dataclass(frozen=True)
@@ -210,36 +222,6 @@ class _Family:
         buffer.data = np.frombuffer(values.tobytes(), dtype=np.uint8)
         self.model.buffers.append(buffer)
         return len(self.model.buffers) - 1
-
-
-def _without_logits(model: Any, decode: Any, name: str) -> tuple[Any, Any]:
-    """Decode's graph without the logits and everything that only they need."""
-    graph = copy.copy(model.subgraphs[decode.subgraphIndex])
-    definition = copy.copy(decode)
-    definition.outputs = [entry for entry in decode.outputs if entry.name != _LOGITS]
-    dropped = {entry.tensorIndex for entry in decode.outputs if entry.name == _LOGITS}
-    outputs = [index for index in _list(graph.outputs) if index not in dropped]
-    live, kept = set(outputs), []
-    for operator in reversed(graph.operators):
-        if live & set(_list(operator.outputs)):
-            live.update(_list(operator.inputs))
-            kept.append(copy.copy(operator))
-    used = sorted(live | set(_list(graph.inputs)) | {t for o in kept for t in _list(o.outputs)})
-    number = {old: new for new, old in enumerate(index for index in used if index >= 0)}
-    number[-1] = -1  # an operand that is left out
-    graph.tensors = [copy.copy(graph.tensors[index]) for index in used if index >= 0]
-    graph.operators = kept[::-1]
-    for operator in graph.operators:
-        operator.inputs = _renumbered(operator.inputs, number.__getitem__)
-        operator.outputs = _renumbered(operator.outputs, number.__getitem__)
-    graph.inputs = _renumbered(graph.inputs, number.__getitem__)
-    graph.outputs = _renumbered(outputs, number.__getitem__)
-    for side in ("inputs", "outputs"):
-        entries = [_entry(e, number[e.tensorIndex]) for e in getattr(definition, side)]
-        setattr(definition, side, entries)
-    definition.signatureKey = graph.name = name.encode()
-    _rename(graph, DECODE, name)
-    return graph, definition
 
 
 def _check_interface(graph: Any, definition: Any, signature: Signature) -> None:

@@ -61,15 +61,22 @@ def cache_specs(config: HermesConfig, context: int) -> tuple[TensorSpec, ...]:
 def build_signatures(
     config: HermesConfig, context: int, prefill_lengths: Sequence[int]
 ) -> tuple[Signature, ...]:
-    """The prefill ladder, shortest first, and `decode`; only `decode` computes logits."""
+    """The prefill ladder, shortest first, and `decode`, which computes logits.
+
+    A prefill of length 1 is `decode` under another name, logits included.
+    """
     cache = cache_specs(config, context)
     logits = TensorSpec("logits", (1, 1, config.vocab_size), "float32")
-    signatures = [
-        Signature(prefill_name(length), length, _step_inputs(length, context) + cache, cache)
-        for length in sorted(prefill_lengths)
-    ]
-    signatures.append(Signature(DECODE, 1, _step_inputs(1, context) + cache, (*cache, logits)))
-    return tuple(signatures)
+    ladder = [(prefill_name(length), length) for length in sorted(prefill_lengths)]
+    return tuple(
+        Signature(
+            name,
+            length,
+            _step_inputs(length, context) + cache,
+            (*cache, logits) if length == 1 else cache,
+        )
+        for name, length in [*ladder, (DECODE, 1)]
+    )
 
 
 def _step_inputs(length: int, context: int) -> tuple[TensorSpec, ...]:

@@ -21,7 +21,7 @@ from converters.stablehlo_rules import RULES
 from hermes.config import HermesConfig
 from hermes.recipe import ExportShapes, GraphOptions
 
-SHAPES = ExportShapes(16, (1, 4, 16))
+SHAPES = ExportShapes(16, (2, 4, 16))
 CASES = {
     # The form that the default recipe exports.
     "fused": (False, False, {}, GraphOptions(norm_gains=False)),

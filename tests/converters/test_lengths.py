@@ -15,7 +15,7 @@ from same_graphs import graph_differences
 
 import converters.lengths
 import converters.skeleton
-from converters.flatbuffer import pack_model, read_model, signature_inputs
+from converters.flatbuffer import pack_model, read_model, signature_inputs, signature_outputs
 from converters.graph import make_graph
 from converters.lengths import LengthsRefusedError, derive_lengths, shapes_to_trace
 from converters.skeleton import trace_skeleton
@@ -23,7 +23,7 @@ from converters.stablehlo_rules import RULES
 from hermes.config import HermesConfig
 from hermes.recipe import ExportShapes, GraphOptions
 
-SHAPES = ExportShapes(16, (1, 2, 4, 6))
+SHAPES = ExportShapes(16, (2, 4, 6))
 FEW = ("prefill_2", "prefill_4", "decode")
 
 
@@ -79,8 +79,26 @@ def test_derived_is_traced(name: str, request: pytest.FixtureRequest, tmp_path: 
     ladder: Ladder = request.getfixturevalue(name)
     derive_lengths(ladder.few, ladder.config, SHAPES, tmp_path / "derived.tflite")
     names = [s.signatureKey.decode() for s in read_model(tmp_path / "derived.tflite").signatureDefs]
-    assert names == ["prefill_1", "prefill_2", "prefill_4", "prefill_6", "decode"]
+    assert names == ["prefill_2", "prefill_4", "prefill_6", "decode"]
     assert graph_differences(ladder.full, tmp_path / "derived.tflite") == []
+
+
+@pytest.mark.parametrize("longer", [(), (4,)])
+def test_length_1_is_decode_under_another_name(longer: tuple[int, ...], tmp_path: Path) -> None:
+    config, _ = tiny_model(2, extras=False, tied=False)
+    for name, prefill in (("without", longer), ("with", (*longer, 1))):
+        make_graph(config, ExportShapes(16, prefill), GraphOptions(), tmp_path / name)
+    without, shared = (read_model(tmp_path / name) for name in ("without", "with"))
+    single, *others = shared.signatureDefs
+    assert single.signatureKey == b"prefill_1"
+    assert [one.signatureKey for one in others] == [
+        one.signatureKey for one in without.signatureDefs
+    ]
+    decode = others[-1]
+    assert single.subgraphIndex == decode.subgraphIndex
+    assert len(shared.subgraphs) == len(without.subgraphs)
+    for sides in (signature_inputs, signature_outputs):
+        assert sides(single) == sides(decode)
 
 
 def test_deriving_is_deterministic(fused: Ladder, tmp_path: Path) -> None:
@@ -92,11 +110,11 @@ def test_deriving_is_deterministic(fused: Ladder, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "traced"),
     [
-        ((1, 8, 32, 128, 512), (8, 32)),
-        ((512, 128, 1), (128, 512)),
-        ((1,), ()),
+        ((8, 32, 128, 512), (8, 32)),
+        ((512, 128), (128, 512)),
+        ((), ()),
         ((8,), (8,)),
-        ((1, 8, 32, 64, 1280), (8, 32, 1280)),
+        ((8, 32, 64, 1280), (8, 32, 1280)),
     ],
 )
 def test_lengths_that_are_traced(asked: tuple[int, ...], traced: tuple[int, ...]) -> None:
@@ -212,7 +230,7 @@ def test_repacking_alone_is_not_refused(fused: Ladder, tmp_path: Path) -> None:
 
 def test_an_interface_of_another_model_is_refused(fused: Ladder, tmp_path: Path) -> None:
     longer = ExportShapes(32, SHAPES.prefill)
-    with pytest.raises(LengthsRefusedError, match=r"prefill_1: mask came out with shape"):
+    with pytest.raises(LengthsRefusedError, match=r"prefill_2: mask came out with shape"):
         derive_lengths(fused.few, fused.config, longer, tmp_path / "target.tflite")
 
 

@@ -30,7 +30,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real graph: six kinds of options, biases, three signatures."""
     config, _ = tiny_model(2, extras=True, tied=False)
     path = tmp_path_factory.mktemp("packing") / "graph.tflite"
-    record_skeleton(config, ExportShapes(16, (1, 4)), GraphOptions(False, False), path)
+    record_skeleton(config, ExportShapes(16, (2, 4)), GraphOptions(False, False), path)
     return path
 
 
