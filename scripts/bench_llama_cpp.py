@@ -4,8 +4,8 @@ llama.cpp's server tells the log probabilities of the likeliest tokens only; wha
 the others as the float model shares it, which makes the least of their part of the divergence.
 
 The float model is the GGUF file's own, dequantized. Of it, files of other types are written with
-the package `gguf`: matrices in the type, tables in Q8_0 (llama.cpp's own tool writes tied tables
-in Q6_K, which the package cannot). K-quants come from that tool: name such files with `--gguf`.
+the package `gguf`, which knows no K-quants: matrices in the type, tables in Q8_0. With
+`--quantizer` they come from llama.cpp's own quantizer, which chooses a type for each tensor.
 llama.cpp runs in an environment of its own, which has `xllamacpp`; see docs/quantization.md.
 """
 
@@ -15,6 +15,7 @@ import argparse
 import json
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -58,6 +59,17 @@ for line in sys.stdin:
 """A row of log probabilities after each token, float32, on standard output; -inf: not told."""
 TOLD = 2000
 """Tokens per row; all 49,152 of them would take the server a second."""
+
+QUANTIZER = """
+import ctypes, sys
+import llama_cpp
+source, kind, target = sys.argv[1:]
+params = llama_cpp.llama_model_quantize_default_params()
+params.ftype = getattr(llama_cpp, "LLAMA_FTYPE_MOSTLY_" + kind)
+params.allow_requantize = True
+files = source.encode(), target.encode()
+sys.exit(llama_cpp.llama_model_quantize(*files, ctypes.byref(params)))
+"""
 
 
 class LlamaModel:
@@ -126,12 +138,30 @@ def requantized(source: Path, kind: str, target: Path) -> Path:
     return target
 
 
+def quantized(python: Path, source: Path, kind: str, target: Path) -> Path:
+    """The same model in the mix of types that llama.cpp's quantizer makes of it."""
+    words = [str(python), "-c", QUANTIZER, str(source), kind, str(target)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode or not target.exists():
+        raise SystemExit(f"llama.cpp's quantizer made no {kind}:\n{done.stderr[-2000:]}")
+    return target
+
+
+def mix(path: Path) -> str:
+    """The types of a file's tensors by the megabytes they take, largest first."""
+    sizes: Counter[str] = Counter()
+    for tensor in GGUFReader(path).tensors:
+        sizes[tensor.tensor_type.name] += int(tensor.n_bytes)
+    return ", ".join(f"{kind} {size / 1e6:.1f}" for kind, size in sizes.most_common())
+
+
 def main() -> None:
     """Parse, measure, print a row per type."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("checkpoint", type=Path, help="a GGUF file")
     parser.add_argument("--llama-python", type=Path, required=True, help="Python with xllamacpp")
     parser.add_argument("--types", nargs="*", default=list(TYPES))
+    parser.add_argument("--quantizer", type=Path, help="Python with llama-cpp-python: makes them")
     parser.add_argument("--gguf", nargs="*", type=Path, default=[], help="files to measure as well")
     parser.add_argument("--text", nargs="*", type=Path, help="default: the two shipped ones")
     parser.add_argument("--positions", type=int, default=1024, help="tokens of each text")
@@ -151,11 +181,13 @@ def main() -> None:
         wanted[text] = list(reference.score(texts[text]))
     print(f"{'type':<24}{'MB':>7}  {'text':<16}{'KL':>9}{'top-1':>8}{'perplexity':>12}")
     with tempfile.TemporaryDirectory(prefix="bench-llama-") as folder:
-        files = [
-            requantized(given.checkpoint, kind, Path(folder) / f"{kind}.gguf")
-            for kind in given.types
-        ]
+        files = []
+        for kind in given.types:
+            words = given.checkpoint, kind, Path(folder) / f"{kind}.gguf"
+            python = given.quantizer
+            files.append(quantized(python, *words) if python else requantized(*words))
         for file in (*files, *given.gguf):
+            print(f"{file.stem}: MB of {mix(file)}", flush=True)
             model = LlamaModel(
                 given.llama_python, file, given.positions + 8, mapped.config.vocab_size
             )
