@@ -92,7 +92,7 @@ class LlamaModel:
         for _ in ids:
             row = stdout.read(4 * self._vocabulary)
             if len(row) < 4 * self._vocabulary:
-                raise SystemExit("llama.cpp ended without an answer")
+                raise SystemExit(f"llama.cpp ended with {self._process.wait()} and no answer")
             yield np.frombuffer(row, dtype=np.float32)
 
     def close(self) -> None:
