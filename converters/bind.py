@@ -120,7 +120,7 @@ def bind_weights(
     for seen in itertools.islice((inputs or {}).values(), 1):
         seen()  # One walk through the model makes the inputs of all matrices, for all processes.
     with target.open("wb") as file:
-        stream = _Stream(weights, inputs or {}, file.fileno())
+        stream = _Stream(weights, inputs or {}, recipe.calibration.directions, file.fileno())
         for slot, scales in _written(slots, stream, on_growth):
             position = slot.place.scales
             header.data[position : position + len(scales)] = scales
@@ -200,9 +200,14 @@ class _Stream:
     """Reads, quantizes and writes weights chunk by chunk."""
 
     def __init__(
-        self, weights: Mapping[str, LazyTensor], inputs: Mapping[str, Inputs], file: int
+        self,
+        weights: Mapping[str, LazyTensor],
+        inputs: Mapping[str, Inputs],
+        directions: int,
+        file: int,
     ) -> None:
         self.file = file
+        self._directions = directions
         self._weights = weights
         self._inputs = inputs
 
@@ -216,7 +221,9 @@ class _Stream:
     def write(self, group: Sequence[_Slot]) -> list[bytes]:
         """A group of weights; gives the scales of each that the header holds."""
         seen = self._seen(group[0])
-        feedback = None if seen is None else ErrorFeedback(leading_directions(seen()))
+        feedback = None
+        if seen is not None:
+            feedback = ErrorFeedback(leading_directions(seen(), self._directions))
         return [self._write(slot, feedback) for slot in group]
 
     def _write(self, slot: _Slot, feedback: ErrorFeedback | None) -> bytes:

@@ -15,6 +15,10 @@ SMALLEST_AMPLITUDE = 1e-9
 LARGEST = {"int8": 127, "int4": 7}
 """Magnitude that the largest value of a scale's group is stored as."""
 
+_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
+"""Of the scale at which the largest value of a block fits, that are tried: with 15 steps to a block
+it pays to cut the largest."""
+
 Floats = NDArray[np.float32]
 
 
@@ -36,8 +40,8 @@ def quantize_rows(
 
     Integers are symmetric: scale = largest magnitude of its group / 127 or 7, rounded half to even.
     For int8 by channel that is bit for bit what ai-edge-quantizer's dynamic recipe computes; with
-    feedback the scales are the same. Scales of blocks are float16 with a mantissa of 7 bits, as
-    the runtime's kernels take them.
+    feedback the scales are the same. Scales of blocks are those of least square error, in float16
+    with a mantissa of 7 bits, as the runtime's kernels take them.
 
     Args:
         rows: [R, C] float32.
@@ -84,11 +88,35 @@ def scales_of(rows: Floats, rule: QuantizationRule, amplitude: float | None = No
         peaks = np.maximum(groups.max(axis=2), -groups.min(axis=2))
     scales: Floats = np.maximum(peaks, np.float32(SMALLEST_AMPLITUDE))
     scales /= np.float32(LARGEST[rule.weights])
-    if rule.block:
-        # Rounded up to 8 significant bits, so that the largest value still fits.
-        bits = (scales.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
-        scales = np.maximum(bits.view(np.float32), np.float32(np.finfo(np.float16).tiny))
-    return scales
+    return _narrowed(groups, scales, LARGEST[rule.weights]) if rule.block else scales
+
+
+def _narrowed(groups: Floats, scales: Floats, largest: int) -> Floats:
+    """Of scales at which the largest value of a block fits or is cut, those of least square error.
+
+    Args:
+        groups: [R, G, N], the values.
+        scales: [R, G], at which all of them fit.
+        largest: integer.
+    """
+    best, least = _storable(scales), np.full(scales.shape, np.inf, np.float32)
+    for share in _SHARES:
+        tried = _storable(scales * np.float32(share))
+        work = groups / tried[:, :, None]
+        np.rint(work, out=work)
+        np.clip(work, -largest, largest, out=work)
+        work *= tried[:, :, None]
+        work -= groups
+        error = np.einsum("rgn,rgn->rg", work, work)
+        better = error < least
+        best[better], least[better] = tried[better], error[better]
+    return best
+
+
+def _storable(scales: Floats) -> Floats:
+    """Rounded up to 8 significant bits, so that what fits still fits."""
+    bits = (scales.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
+    return np.maximum(bits.view(np.float32), np.float32(np.finfo(np.float16).tiny))
 
 
 def _packed(integers: NDArray[np.int8], rule: QuantizationRule) -> bytes:

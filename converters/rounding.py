@@ -23,9 +23,6 @@ the same on other text, and costs ten times as much."""
 SPAN = 32
 """Columns after which the tokens' outputs are brought up to date. Within a span a block sees the
 errors of the blocks before it as they are, through a small matrix of their own."""
-DIRECTIONS = 16
-"""Of the calibration tokens that rounding looks at. From 16 to all 64 the loss is the same but for
-chance, with 8 it begins to grow (docs/export-cost.md)."""
 PADDING = 16
 """Float32 values that lie unused between rows, so that columns are read quickly: rows at a distance
 of whole pages share few lines of a cache."""
@@ -34,7 +31,7 @@ _TILE = 256
 Floats = NDArray[np.float32]
 
 
-def leading_directions(inputs: Floats, count: int = DIRECTIONS) -> Floats:
+def leading_directions(inputs: Floats, count: int) -> Floats:
     """[at most count, C] with the same products between columns as inputs [T, C], or nearly.
 
     The rows are the principal components, the largest ones, each as long as its singular value.

@@ -152,10 +152,13 @@ class Calibration:
         sequences: pieces of the calibration text; 0 for no calibration. Many short ones, because
             the first token of a sequence is special in models of this family.
         tokens: of each piece.
+        directions: that rounding looks at, the leading ones of all these tokens' inputs. For 8-bit
+            weights 16 to 64 differ by chance only (docs/export-cost.md), and each costs time.
     """
 
     sequences: int = 0
     tokens: int = 8
+    directions: int = 16
 
     def problems(self) -> list[str]:
         """Counts that mean nothing or too much."""
@@ -164,6 +167,8 @@ class Calibration:
             found.append(f"calibration.sequences is {self.sequences}, expected 0 to 1024")
         if not 1 <= self.tokens <= 1024:
             found.append(f"calibration.tokens is {self.tokens}, expected 1 to 1024")
+        if not 1 <= self.directions <= 1024:
+            found.append(f"calibration.directions is {self.directions}, expected 1 to 1024")
         return found
 
 

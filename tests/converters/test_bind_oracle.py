@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch import Tensor
 import converters.bind
 from converters.bind import bind_weights
 from converters.flatbuffer import operator_name, pack_model, read_model, signature_inputs
+from converters.rounding import leading_directions
 from converters.skeleton import bias_pattern, matrix_weights, trace_skeleton
 from hermes.config import HermesConfig
 from hermes.errors import BadInputError, NativeToolError, UsageError
@@ -167,6 +169,30 @@ def test_progress_names_every_weight(fused: Case, tmp_path: Path) -> None:
     assert [w.name for w in bound] == [
         w.name for w in graph_weights(fused.config, fused.recipe.graph)
     ]
+
+
+def test_rounding_looks_at_as_many_directions_as_the_recipe_says(fused: Case) -> None:
+    generator = np.random.default_rng(12)
+    seen = {
+        part: generator.standard_normal((24, fused.state[part].shape[1])).astype(np.float32)
+        for weight in graph_weights(fused.config, fused.recipe.graph)
+        if weight.kind == "matrix"
+        for part in weight.parts
+    }
+    few = {part: leading_directions(rows, 2) for part, rows in seen.items()}
+    quantization = (replace(INT8[0], rounding="calibrated"),)
+
+    def bound(inputs: dict[str, np.ndarray], directions: int) -> bytes:
+        calibration = replace(fused.recipe.calibration, directions=directions)
+        recipe = replace(fused.recipe, quantization=quantization, calibration=calibration)
+        target = fused.folder / "directions.tflite"
+        read = {part: functools.partial(np.copy, rows) for part, rows in inputs.items()}
+        weights = lazy(fused.state)
+        bind_weights(fused.skeleton, fused.config, recipe, weights, target, inputs=read)
+        return target.read_bytes()
+
+    assert bound(seen, 2) == bound(few, 24)
+    assert bound(seen, 2) != bound(seen, 24)
 
 
 def stored_matrix(path: Path, name: str, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:

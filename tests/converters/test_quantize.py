@@ -12,6 +12,7 @@ from hermes.recipe import QuantizationRule
 
 CHANNEL = QuantizationRule("*", "int8", "channel")
 TENSOR = QuantizationRule("*", "int8", "tensor")
+BLOCKS = QuantizationRule("*", "int4", "block32")
 
 
 def stored(data: bytes, shape: tuple[int, int]) -> list[list[int]]:
@@ -97,3 +98,23 @@ def test_bits_are_those_of_ai_edge_quantizer(
     broadcast = np.broadcast_to(scale.astype(np.float32).ravel(), rows)
     assert result.scales.tobytes() == np.ascontiguousarray(broadcast).tobytes()
     assert result.data == expected.tobytes()
+
+
+def test_a_blocks_scale_is_the_tried_one_of_least_square_error() -> None:
+    rows = np.random.default_rng(11).standard_normal((40, 96)).astype(np.float32)
+    result = quantize_rows(rows, BLOCKS)
+    assert result.scales is not None
+    groups = rows.reshape(40, 3, 32).astype(np.float64)
+    fitting = np.abs(groups).max(axis=2) / 7
+    shares = result.scales / fitting
+    assert shares.max() < 1.01
+    assert (shares < 0.99).mean() > 0.1
+
+    def errors(scales: np.ndarray) -> np.ndarray:
+        steps = np.clip(np.rint(groups / scales[..., None]), -7, 7)
+        return np.square(steps * scales[..., None] - groups).sum(axis=2)
+
+    found = errors(result.scales.astype(np.float64))
+    for share in (1, 0.95, 0.9, 0.85, 0.8, 0.75):
+        assert (found < errors(fitting * share) * 1.1).all()  # scales have 8 bits
+    assert found.sum() < 0.95 * errors(fitting).sum()
