@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from hermes.cli import bundle_tools, conversion, device, exchange, measure, quality
@@ -34,7 +35,14 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # numpy gets its two threads from the work itself.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    sys.exit(run_command(app, arguments))
+    code = run_command(app, arguments)
+    if "torch" in sys.modules:
+        # Python needs a second to take its modules apart, and everything else is closed by now.
+        with suppress(BrokenPipeError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run_command(command: Callable[..., Any], arguments: list[str] | None = None) -> int:

@@ -170,11 +170,12 @@ def _to_the_end(lengths: Sequence[int], capacity: int, widths: Sequence[int]) ->
         parts.append(Prefill(max(1, longest // 3), longest))
         fed = max(1, longest // 3)
     for turn, width in enumerate(sorted(widths)):
-        if fed < width - 1 and width + _LOOKS + _LAST <= capacity:
+        if fed < width - 1 and width + 1 + _LAST <= capacity:
             calls = _approach(width - 1 - fed, lengths, fed, capacity, turn)
-            rest = width + _LOOKS - fed - sum(call.count for call in calls)
+            # The last step of the narrow path, and the first of the wide one, which reads its row.
+            rest = width + 1 - fed - sum(call.count for call in calls)
             parts += [*calls, Steps(rest)]
-            fed = width + _LOOKS
+            fed = width + 1
     calls = runtime_plan(max(0, capacity - _LAST - fed), lengths, fed, capacity)
     fed += sum(call.count for call in calls)
     return Feed("context filled", (*parts, *calls, Steps(capacity - fed)))
