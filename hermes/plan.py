@@ -44,8 +44,8 @@ FLOAT_MODELS = 3
 VERIFIER_BYTES = 350 * MB
 """torch loaded for the reference."""
 PACKED_SHARE = 0.79
-"""Of the file's bytes, what LiteRT-LM packs for each signature beside the mapped file when it keeps
-no cache of packed weights (3.63 GB took 9.4 GB with two signatures and 20.6 GB with six)."""
+"""Of the file's bytes, what LiteRT-LM packs for each subgraph beside the mapped file when it keeps
+no cache of packed weights (3.63 GB took 9.4 GB with two of them and 20.6 GB with six)."""
 TOLERANCE = 0.25
 """By how much a prediction of memory may be off; what may fit after all is never refused."""
 STAMPED_LAYERS = 4
@@ -53,7 +53,7 @@ STAMPED_LAYERS = 4
 IMPORT_SECONDS = 2.0
 TRACE_SECONDS = 4.0
 LAYER_SECONDS = 0.006
-"""Of one layer of one signature, traced or stamped, and packed."""
+"""Of one layer of one subgraph, traced or stamped, and packed."""
 VALUES_PER_SECOND = 80e6
 """Values read, rewritten, quantized and written per second."""
 CALIBRATED_VALUES_PER_SECOND = 55e6
@@ -121,19 +121,20 @@ def predict_cost(
     values = sum(math.prod(weight.shape) for weight in stored)
     model_bytes = sum(_stored_bytes(weight, recipe) for weight in stored)
     kv_bytes = sum(4 * math.prod(spec.shape) for spec in cache_specs(config, recipe.export.context))
-    signatures = len(recipe.export.prefill) + 1
-    packed = 1 + PACKED_SHARE * signatures
+    # A prefill of length 1 shares decode's subgraph.
+    graphs = len([length for length in recipe.export.prefill if length > 1]) + 1
+    packed = 1 + PACKED_SHARE * graphs
     peaks = [_binding_memory(config, weights, recipe)]
     calibrated = recipe.calibration.sequences > 0
     seconds = IMPORT_SECONDS
     seconds += values / (CALIBRATED_VALUES_PER_SECOND if calibrated else VALUES_PER_SECOND)
     temporary = model_bytes
     if not kept:
-        graph_layers = config.num_layers * signatures
+        graph_layers = config.num_layers * graphs
         peaks.append(int(TRACER_BYTES + GRAPH_LAYER_BYTES * graph_layers))
         peaks[0] += int(GRAPH_LAYER_BYTES * graph_layers)
         layers = STAMPED_LAYERS if stamped else config.num_layers
-        seconds += TRACE_SECONDS + LAYER_SECONDS * (graph_layers + layers * signatures)
+        seconds += TRACE_SECONDS + LAYER_SECONDS * (graph_layers + layers * graphs)
     if verify:
         whole = memory is None or FLOAT_MODELS * 4 * values <= memory
         peaks.append(VERIFIER_BYTES + 4 * (FLOAT_MODELS * values if whole else 3 * _layer(config)))
