@@ -16,7 +16,7 @@ import numpy as np
 
 from converters.float_models import reference_model
 from converters.quantize import quantize_rows, restored_rows
-from converters.rounding import ErrorFeedback
+from converters.rounding import ErrorFeedback, leading_directions
 from hermes.recipe import QuantizationRule
 from hermes.rewrite import RewritableModel
 from hermes.rewrite.twin import follow_graph
@@ -40,10 +40,12 @@ class QuantizedTwin:
 
     Args:
         model: after the rewrites; held in memory as float32.
+        directions: see `Calibration`.
     """
 
-    def __init__(self, model: RewritableModel) -> None:
+    def __init__(self, model: RewritableModel, directions: int) -> None:
         self._model = model
+        self._directions = directions
         self.weights = model.weights
         self._reference = reference_model(model.config, model.weights)
         for layer in self._reference.layers:
@@ -94,7 +96,9 @@ class QuantizedTwin:
     def _restored(self, name: str, rule: QuantizationRule) -> np.ndarray:
         rows = self._model.weights[name].floats()
         seen = self._model.inputs.get(name) if rule.rounding == "calibrated" else None
-        feedback = None if seen is None else ErrorFeedback(seen())
+        feedback = None
+        if seen is not None:
+            feedback = ErrorFeedback(leading_directions(seen(), self._directions))
         amplitude = float(np.abs(rows).max())
         return restored_rows(quantize_rows(rows, rule, amplitude, feedback), rule, rows.shape)
 

@@ -158,7 +158,7 @@ class _Search:
         self._model = model
         self._sequences = sequences
         self._on_progress = on_progress
-        self._twin = QuantizedTwin(model)
+        self._twin = QuantizedTwin(model, base.calibration.directions)
         self._wanted = list(self._twin.log_probabilities(sequences))
         self.rules = {name: base.rule_for(name) for name in _matrices(model)}
         self.base_kl = self._divergence(self.rules).kl

@@ -188,6 +188,13 @@ class HermesForCausalLM(nn.Module):
         Returns:
             `logits` [B, T, vocab] and `loss` (scalar or None).
         """
+        logits = self.lm_head(self.hidden(input_ids, start_pos, kv_cache))
+        return {"logits": logits, "loss": self._loss(logits, labels)}
+
+    def hidden(
+        self, input_ids: Tensor, start_pos: int = 0, kv_cache: KVCache | None = None
+    ) -> Tensor:
+        """What the head multiplies, [B, T, hidden]; arguments as for `forward`."""
         length = input_ids.shape[1]
         end = start_pos + length
         if end > self.config.max_seq_len:
@@ -203,8 +210,8 @@ class HermesForCausalLM(nn.Module):
             x, present = layer(x, cos, sin, mask, kv_cache[index] if cached and kv_cache else None)
             if kv_cache is not None:
                 kv_cache[index : index + 1] = [present]
-        logits = self.lm_head(self.norm(x))
-        return {"logits": logits, "loss": self._loss(logits, labels)}
+        normed: Tensor = self.norm(x)
+        return normed
 
     def _loss(self, logits: Tensor, labels: Tensor | None) -> Tensor | None:
         if labels is None:

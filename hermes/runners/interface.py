@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -63,6 +63,15 @@ class Scorer(Protocol):
 
     def score(self, ids: Sequence[int]) -> Iterator[Logits]:
         """Logits [vocab] after each id, in order; `ids` fit the capacity."""
+        ...
+
+
+@runtime_checkable
+class PositionScorer(Protocol):
+    """A scorer that leaves out the logits that nobody asks for."""
+
+    def score_at(self, ids: Sequence[int], positions: Collection[int]) -> dict[int, Logits]:
+        """Position -> logits [vocab] after the id there."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,14 +45,23 @@ class ReferenceRunner:
 
     def step(self, token: int, position: int) -> Logits:
         """Logits [vocab] after one more token."""
-        logits: Logits = self._feed([token], position)[-1].numpy()
-        return logits
+        return self._logits(self._feed([token], position))[0]
 
     def score(self, ids: Sequence[int]) -> Iterator[Logits]:
         """Logits [vocab] after each id, computed in blocks."""
         self.reset()
         for start in range(0, len(ids), SCORED_AT_ONCE):
-            yield from self._feed(ids[start : start + SCORED_AT_ONCE], start).numpy()
+            yield from self._logits(self._feed(ids[start : start + SCORED_AT_ONCE], start))
+
+    def score_at(self, ids: Sequence[int], positions: Collection[int]) -> dict[int, Logits]:
+        """Position -> logits [vocab] after the id there; the head computes nothing else."""
+        self.reset()
+        rows: dict[int, Logits] = {}
+        for start in range(0, len(ids), SCORED_AT_ONCE):
+            states = self._feed(ids[start : start + SCORED_AT_ONCE], start)
+            asked = [at for at in range(start, start + len(states)) if at in positions]
+            rows.update(zip(asked, self._logits(states[[at - start for at in asked]]), strict=True))
+        return rows
 
     def cache_rows(self, count: int) -> dict[str, Logits]:
         """Keys and values [kv_heads, count, head_dim] of every layer, `k_0`, `v_0`, `k_1`, ..."""
@@ -63,6 +72,7 @@ class ReferenceRunner:
         return rows
 
     def _feed(self, ids: Sequence[int], position: int) -> torch.Tensor:
+        """States [T, hidden] after each id."""
         import torch
 
         filled = self._cache[0][0].shape[2] if self._cache else 0
@@ -74,6 +84,13 @@ class ReferenceRunner:
             self._cache = []
         tokens = torch.tensor([np.asarray(ids).tolist()])
         with torch.no_grad():
-            outputs = self.model(tokens, start_pos=position, kv_cache=self._cache)
-        logits: torch.Tensor = outputs["logits"][0].float()  # [T, vocab]
+            states = self.model.hidden(tokens, position, self._cache)
+        return states[0]
+
+    def _logits(self, states: torch.Tensor) -> Logits:
+        """[T, vocab] of states [T, hidden]."""
+        import torch
+
+        with torch.no_grad():
+            logits: Logits = self.model.lm_head(states).float().numpy()
         return logits

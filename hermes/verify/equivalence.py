@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hermes.report.check import Check, at_most, measured
-from hermes.runners.interface import Logits, LogitsRunner, Scorer
+from hermes.runners.interface import Logits, LogitsRunner, PositionScorer, Scorer
 from hermes.verify.feeding import Feed, Observation, equivalence_feeds, observe
 
 
@@ -54,7 +54,10 @@ def wanted_rows(
 ) -> dict[int, Logits]:
     """The reference's logits at every observed position, from one pass without any chunking."""
     needed = {position for rows in observations.values() for position, _ in rows}
-    scored = reference.score(ids[: max(needed) + 1])
+    ids = ids[: max(needed) + 1]
+    if isinstance(reference, PositionScorer):
+        return reference.score_at(ids, needed)
+    scored = reference.score(ids)
     return {position: row for position, row in enumerate(scored) if position in needed}
 
 

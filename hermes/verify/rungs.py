@@ -39,7 +39,7 @@ from hermes.verify.quantized import (
     repeated,
     step_through,
 )
-from hermes.verify.rewritten import POSITIONS, check_rewritten
+from hermes.verify.rewritten import check_rewritten
 from hermes.verify.runtime import RuntimeResult, check_runtime
 from hermes.verify.scores import KnownScores
 from hermes.verify.transcript import Stepper, described, float_answer
@@ -92,13 +92,6 @@ class Rungs:
         return KnownScores(_present(self.given.reference), ids[:count])
 
     @cached_property
-    def rewritten(self) -> KnownScores:
-        """The oracle with rewritten weights; rung 3 needs it at the end of the context."""
-        ids = self.given.text_ids
-        count = POSITIONS if self.given.exportable is None else len(ids)
-        return KnownScores(_present(self.given.rewritten), ids[:count])
-
-    @cached_property
     def _rewritten_cache(self) -> CacheRows | None:
         """What rungs 2 and 3 compare."""
         return self._snapshot(self.given.rewritten)
@@ -149,7 +142,7 @@ class Rungs:
     def rewrites(self) -> list[Check]:
         """Rung 2."""
         ids, limit = self.given.text_ids, self.given.limits.float_logits
-        checks = check_rewritten(self.rewritten, self.reference, ids, limit)
+        checks = check_rewritten(_present(self.given.rewritten), self.reference, ids, limit)
         found, wanted = self._rewritten_cache, self._snapshot(self.given.reference)
         if self.given.scaled_values and found is not None and wanted is not None:
             found, wanted = keys_only(found), keys_only(wanted)
@@ -157,18 +150,20 @@ class Rungs:
 
     def exportable(self) -> list[Check]:
         """Rung 3."""
-        twin = self.given.rewritten is not None
-        scores = self.rewritten if twin else self.reference
-        if twin:
+        twin = self.given.rewritten
+        if twin is not None:
             # No rung after this asks the oracle itself before rung 5 has its answer.
             self._compared = self._begin(self._compare, self.given.flatbuffer)
         ids, limit = self.given.text_ids, self.given.limits.float_logits
         observed, cache = self._exported
-        wanted = wanted_rows(scores, ids, observed)
+        wanted = wanted_rows(self.reference if twin is None else twin, ids, observed)
         checks = check_against_reference(observed, wanted, limit)
         series = "logit difference by position, exportable module from reference"
         self.report.series[series] = by_position(observed, wanted)
-        caches = (cache, self._rewritten_cache if twin else self._snapshot(self.given.reference))
+        wanted_cache = (
+            self._snapshot(self.given.reference) if twin is None else self._rewritten_cache
+        )
+        caches = (cache, wanted_cache)
         return checks + self._layers(3, "exportable module", "reference", caches)
 
     def float_file(self) -> list[Check]:

@@ -44,7 +44,7 @@ def convert(recipe: str, target: Path) -> Path:
 
 def predicted_kl(source: Source, recipe: str) -> float:
     chosen = recipe_for(recipe, source.mapped, None, ())
-    twin = QuantizedTwin(rewrite_source(source, chosen))
+    twin = QuantizedTwin(rewrite_source(source, chosen), chosen.calibration.directions)
     ids = [text_ids(source, evaluation_texts(None)[0], POSITIONS)]
     wanted = list(twin.log_probabilities(ids))
     names = [name for name, shape in _shapes(twin).items() if len(shape) == 2]
