@@ -45,7 +45,8 @@ class ReferenceRunner:
 
     def step(self, token: int, position: int) -> Logits:
         """Logits [vocab] after one more token."""
-        return self._logits(self._feed([token], position))[0]
+        logits: Logits = self._logits(self._feed([token], position))[0]
+        return logits
 
     def score(self, ids: Sequence[int]) -> Iterator[Logits]:
         """Logits [vocab] after each id, computed in blocks."""
