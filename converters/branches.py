@@ -53,6 +53,11 @@ def branch_attention(path: Path, shapes: ExportShapes, options: GraphOptions) ->
     path.write_bytes(pack_model(model))
 
 
+def prefill_widths(widths: Sequence[int]) -> Sequence[int]:
+    """Every second one: a prefill waits for its int8 products, so half of them are enough."""
+    return widths[1::2]
+
+
 @dataclass(frozen=True)
 class _Attention:
     """Operators [start, stop) of one layer: product with the keys to product with the values.
@@ -88,8 +93,7 @@ class _Signature:
 
     def branch(self, widths: Sequence[int]) -> None:
         """Replace every attention by IFs; their subgraphs are made once and serve all layers."""
-        # A prefill waits for its int8 products; half of the widths are enough for it.
-        widths = list(widths) if self.name == DECODE else list(widths)[1::2]
+        widths = widths if self.name == DECODE else prefill_widths(widths)
         widths = [width for width in widths if width >= self.length]
         attentions = self._attentions()
         if not widths or not attentions:

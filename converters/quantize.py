@@ -99,7 +99,7 @@ def _narrowed(groups: Floats, scales: Floats, largest: int) -> Floats:
         scales: [R, G], at which all of them fit.
         largest: integer.
     """
-    best, least = _storable(scales), np.full(scales.shape, np.inf, np.float32)
+    best, least = scales.copy(), np.full(scales.shape, np.inf, np.float32)
     for share in _SHARES:
         tried = _storable(scales * np.float32(share))
         work = groups / tried[:, :, None]

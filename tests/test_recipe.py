@@ -100,6 +100,7 @@ def test_a_recipe_file_is_read_with_defaults(tmp_path: Path) -> None:
             {"quantization": [{"tensors": "*", "granularity": "block"}]},
             ["quantization[0].granularity is 'block'", "channel or tensor or block32"],
         ),
+        ({"calibration": {"directions": 0}}, ["calibration.directions is 0", "1 to 1024"]),
         ({"limits": {"kl": 0.1}}, ["unknown field limits.kl"]),
         ({"limits": {"kl_mean": "low"}}, ["limits.kl_mean is 'low'", "float"]),
         ({"limits": {"positions": 1.5}}, ["limits.positions is 1.5", "int"]),

@@ -16,6 +16,7 @@ from tiny_llama import (
     tiny_weights,
 )
 
+from converters.branches import prefill_widths
 from hermes.model import HermesForCausalLM
 from hermes.runners.reference import ReferenceRunner
 from hermes.verify.equivalence import (
@@ -165,7 +166,7 @@ def test_every_signature_walks_every_path_of_a_prefill() -> None:
     lengths, widths, capacity = (1, 8, 32, 128), (*range(128, 1025, 128), 1536), 2048
     (*_, filled) = equivalence_feeds(lengths, capacity, widths)
     assert filled.name == "context filled"
-    paths = [*widths[1::2], capacity]  # the widths that the graph gives to a prefill
+    paths = [*prefill_widths(widths), capacity]
     walked, position = set(), 0
     for part in filled.parts:
         if isinstance(part, Prefill):
