@@ -21,13 +21,13 @@ import numpy as np
 
 from converters.forked import OnGrowth, run_tasks
 from converters.header import Header, Place, obtain_header
-from converters.quantize import QuantizedRows, quantize_rows, quantize_tile, scales_of
-from converters.rounding import ErrorFeedback, Floats, Tile, leading_directions
+from converters.quantize import QuantizedRows, quantize_rows
+from converters.rounding import ErrorFeedback, Floats, leading_directions
 from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 from hermes.errors import UsageError
 from hermes.layouts.finite import check_finite
-from hermes.plan import PROCESSES, TILE_ROWS, TILE_VALUES
+from hermes.plan import PROCESSES
 from hermes.recipe import QuantizationRule, Recipe
 from hermes.rewrite.inputs import Inputs
 from hermes.signatures import GraphWeight, graph_weights
@@ -246,22 +246,8 @@ class _Stream:
     ) -> Iterator[tuple[int, QuantizedRows]]:
         """(first row, stored rows), in order."""
         amplitude = self._amplitude(slot)
-        if feedback is None:
-            for first, rows in self._chunks(slot.weight):
-                yield first, quantize_rows(rows, slot.rule, amplitude)
-            return
-        total, columns = slot.weight.shape
-        height = min(TILE_ROWS, max(1, TILE_VALUES // columns), total)
-        tile, done = Tile(height, columns), 0
         for first, rows in self._chunks(slot.weight):
-            last = first + len(rows)
-            while len(rows):
-                taken, rows = rows[: tile.room], rows[tile.room :]
-                tile.add(taken, scales_of(taken, slot.rule, amplitude))
-                if not tile.room or (last == total and not len(rows)):
-                    yield done, quantize_tile(tile, slot.rule, feedback)
-                    done = last - len(rows)
-                    tile.clear()
+            yield first, quantize_rows(rows, slot.rule, amplitude, feedback)
 
     def _seen(self, slot: _Slot) -> Inputs | None:
         """Projections that share a matmul have the same inputs."""

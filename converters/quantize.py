@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.rounding import ErrorFeedback, Tile
+from converters.rounding import ErrorFeedback
 from hermes.recipe import QuantizationRule
 
 SMALLEST_AMPLITUDE = 1e-9
@@ -53,24 +53,17 @@ def quantize_rows(
         return QuantizedRows(rows.tobytes(), None)
     if rule.weights == "float16":
         return QuantizedRows(rows.astype(np.float16).tobytes(), None)
-    if feedback is not None:
-        tile = Tile(*rows.shape)
-        tile.add(rows, scales_of(rows, rule, amplitude))
-        return quantize_tile(tile, rule, feedback)
     largest, scales = LARGEST[rule.weights], scales_of(rows, rule, amplitude)
+    if feedback is not None:
+        return QuantizedRows(
+            _packed(feedback.round(rows, scales, largest), rule), _stored(scales, rule)
+        )
     groups = rows.reshape(len(rows), scales.shape[1], -1)
     # Every step writes into this one array: allocating costs more than computing.
     work = np.divide(groups, scales[:, :, None]).reshape(rows.shape)
     np.rint(work, out=work)
     np.clip(work, -largest, largest, out=work)
     return QuantizedRows(_packed(work.astype(np.int8), rule), _stored(scales, rule))
-
-
-def quantize_tile(tile: Tile, rule: QuantizationRule, feedback: ErrorFeedback) -> QuantizedRows:
-    """Store the rows that the tile holds, rounded by their inputs; their scales are the rule's."""
-    largest = LARGEST[rule.weights]
-    integers = feedback.round_tile(tile, (-largest, largest))
-    return QuantizedRows(_packed(integers, rule), _stored(tile.scales, rule))
 
 
 def _stored(scales: Floats, rule: QuantizationRule) -> NDArray[np.floating]:

@@ -10,10 +10,13 @@ projection absorbs the inverse (the online transform of QuaRot, Ashkboos et al. 
 from __future__ import annotations
 
 import functools
+import math
+
+import numpy as np
 
 from hermes.checkpoint.source import LazyTensor
-from hermes.hadamard import hadamard, mixing_block
-from hermes.rewrite.inputs import Inputs, Rows
+from hermes.hadamard import mixing_block
+from hermes.rewrite.inputs import Inputs
 from hermes.rewrite.model import Numbers, RewritableModel, by_rows
 
 NAME = "mix_down_input"
@@ -27,11 +30,9 @@ def mix_down_input(model: RewritableModel) -> RewritableModel:
     """
     model.refuse_again(NAME)
     block = mixing_block(model.config)
-    matrix = functools.cache(lambda: hadamard(block).astype(model.dtype))
 
     def mixed(rows: Numbers) -> Numbers:
-        result: Numbers = (rows.reshape(-1, block) @ matrix()).reshape(rows.shape)
-        return result
+        return _mixed(rows, block)
 
     changed: dict[str, LazyTensor] = {}
     inputs: dict[str, Inputs] = {}
@@ -39,15 +40,19 @@ def mix_down_input(model: RewritableModel) -> RewritableModel:
         name = f"layers.{layer}.mlp.down_proj.weight"
         changed[name] = by_rows(model.weights[name], mixed, model.dtype)
         if name in model.inputs:
-            inputs[name] = _mixed(model.inputs[name], block)
+            inputs[name] = _mixed_inputs(model.inputs[name], block)
     note = f"the graph mixes the down projection's input in blocks of {block}"
     return model.changed(NAME, changed, note, inputs)
 
 
-def _mixed(inputs: Inputs, block: int) -> Inputs:
-    def mixed() -> Rows:
-        rows = inputs()
-        matrix = hadamard(block).astype(rows.dtype)
-        return (rows.reshape(-1, block) @ matrix).reshape(rows.shape)
+def _mixed(rows: Numbers, block: int) -> Numbers:
+    """Every `block` neighbours times M."""
+    from hermes.kernels.transform import transform_rows
 
-    return functools.cache(mixed)
+    scale = np.full((1, 1), 1 / math.sqrt(block), rows.dtype)
+    signs = np.ones(block, rows.dtype)
+    return transform_rows(rows.reshape(-1, block), signs, scale).reshape(rows.shape)
+
+
+def _mixed_inputs(inputs: Inputs, block: int) -> Inputs:
+    return functools.cache(lambda: _mixed(inputs(), block))

@@ -10,31 +10,30 @@ Ashkboos et al. 2024; SpinQuant, Liu et al. 2024).
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hermes.checkpoint.source import LazyTensor
-from hermes.hadamard import hadamard
 from hermes.parameters import EMBEDDING, HEAD
 from hermes.rewrite import fold
 from hermes.rewrite.inputs import Inputs
-from hermes.rewrite.model import BLOCK_VALUES, Numbers, RewritableModel, by_columns, by_rows
+from hermes.rewrite.model import Numbers, RewritableModel, by_columns, by_rows
 
 NAME = "rotate_residual"
 SEED = 20241
 _READERS = tuple(reader for readers in fold.READERS.values() for reader in readers)
 _WRITERS = ("self_attn.o_proj", "mlp.down_proj")
-_LEAST_WIDTH = 36
 
 
 class Rotation:
     """An orthogonal matrix Q of any width: random signs, then a Kronecker product.
 
-    Q = diag(signs) (H (x) D): H is a Hadamard matrix and D a Hadamard matrix times a random
-    orthogonal one of the width's odd part, both about as wide as the width's root. So no
-    width x width matrix is formed, and applying Q costs width x (size of D + size of H).
+    Q = diag(signs) (D (x) H): H is the Hadamard matrix of the width's power of two, D a random
+    orthogonal one of the width's odd part. So no width x width matrix is formed, and applying H
+    costs additions only.
 
     Args:
         width: of the vectors.
@@ -44,48 +43,28 @@ class Rotation:
     def __init__(self, width: int, seed: int = SEED) -> None:
         generator = np.random.default_rng(seed)
         self.width = width
+        self._size = width & -width
         self._signs = generator.integers(0, 2, width) * 2.0 - 1.0
-        odd, within = _inner_factor(width)
-        self._outer: Numbers = hadamard(width // (odd * within))
-        self._inner: Numbers = hadamard(within)
-        if odd > 1:
-            self._inner = np.kron(self._inner, _random_orthogonal(odd, generator))
+        odd = width // self._size
+        # H is applied unscaled.
+        factor = _random_orthogonal(odd, generator) if odd > 1 else np.ones((1, 1))
+        self._odd: Numbers = factor / math.sqrt(self._size)
         self._in_dtype = functools.cache(self._cast)
 
-    def _cast(self, dtype: DTypeLike) -> tuple[Numbers, Numbers, Numbers]:
-        return self._signs.astype(dtype), self._outer.astype(dtype), self._inner.astype(dtype)
+    def _cast(self, dtype: DTypeLike) -> tuple[Numbers, Numbers]:
+        return self._signs.astype(dtype), self._odd.astype(dtype)
 
     def rows(self, values: Numbers) -> Numbers:
         """[R, width] times Q, in the dtype of the values."""
-        signs, outer, inner = self._in_dtype(values.dtype)
-        result = np.empty(values.shape, dtype=values.dtype)
-        step = max(1, BLOCK_VALUES // self.width)
-        for start in range(0, len(values), step):
-            signed = values[start : start + step] * signs
-            mixed = signed.reshape(-1, len(inner)) @ inner
-            shape = (len(signed), len(outer), len(inner))
-            np.matmul(outer, mixed.reshape(shape), out=result[start : start + step].reshape(shape))
-        return result
+        from hermes.kernels.transform import transform_rows
+
+        return transform_rows(values, *self._in_dtype(values.dtype))
 
     def columns(self, values: Numbers) -> Numbers:
         """The transpose of Q times [width, C], in the dtype of the values."""
-        signs, outer, inner = self._in_dtype(values.dtype)
-        signed = (values * signs[:, None]).reshape(len(outer), len(inner), -1)
-        mixed = np.matmul(inner.T, signed).reshape(len(outer), -1)
-        result: Numbers = (outer @ mixed).reshape(values.shape)
-        return result
+        from hermes.kernels.transform import transform_columns
 
-
-def _inner_factor(width: int) -> tuple[int, int]:
-    """(odd part, power of two) of the inner factor; the outer one is at most twice as wide.
-
-    Products of matrices narrower than `_LEAST_WIDTH` do not run at the processor's full speed.
-    """
-    power = width & -width
-    odd, within = width // power, 1
-    while within < power and odd * within < max(_LEAST_WIDTH, power // within // 2):
-        within *= 2
-    return odd, within
+        return transform_columns(values, *self._in_dtype(values.dtype))
 
 
 def rotate_residual(model: RewritableModel, seed: int = SEED) -> RewritableModel:

@@ -6,52 +6,61 @@ import numpy as np
 import pytest
 
 from converters.quantize import quantize_rows
-from converters.rounding import DAMPING, ErrorFeedback, Tile, leading_directions
+from converters.rounding import BLOCK, DAMPING, ErrorFeedback, leading_directions
 from hermes.recipe import QuantizationRule
 
-LIMITS = (-127, 127)
+LARGEST = 127
 RULE = QuantizationRule("*", "int8", "channel", "calibrated")
 
 
-def dense_gptq(weights: np.ndarray, inputs: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """The published algorithm: the inverse Hessian's Cholesky factor, columns x columns."""
+def dense_gptq(
+    weights: np.ndarray, inputs: np.ndarray, scales: np.ndarray, block: int
+) -> np.ndarray:
+    """GPTQ by blocks as its objective says, with columns x columns matrices and no updates of them.
+
+    After a block is rounded, the columns behind it take the values that minimise
+    |E X^T|^2 + damping |E|^2 given its errors.
+    """
     columns = inputs.shape[1]
     hessian = inputs.T @ inputs
     hessian += DAMPING * np.trace(hessian) / columns * np.eye(columns)
-    factor = np.linalg.cholesky(np.linalg.inv(hessian)).T
     left, rounded = weights.astype(np.float64).copy(), np.empty(weights.shape)
-    for column in range(columns):
-        value = left[:, column] / scales
-        rounded[:, column] = np.clip(np.rint(value), -127, 127)
-        error = (left[:, column] - rounded[:, column] * scales) / factor[column, column]
-        left[:, column:] -= np.outer(error, factor[column, column:])
+    for start in range(0, columns, block):
+        now, behind = slice(0, min(start + block, columns)), slice(start + block, columns)
+        here = slice(start, now.stop)
+        rounded[:, here] = np.clip(np.rint(left[:, here] / scales[:, None]), -LARGEST, LARGEST)
+        errors = rounded[:, now] * scales[:, None] - weights[:, now]
+        free = -errors @ hessian[now, behind] @ np.linalg.inv(hessian[behind, behind])
+        left[:, behind] = weights[:, behind] + free
     return rounded
 
 
-@pytest.mark.parametrize(("tokens", "columns"), [(5, 48), (40, 33), (1, 16), (60, 40)])
+@pytest.mark.parametrize(("tokens", "columns"), [(5, 48), (40, 33), (1, 16), (60, 40), (16, 8)])
 def test_equal_to_dense_gptq(tokens: int, columns: int) -> None:
-    generator = np.random.default_rng(tokens)
-    inputs = generator.standard_normal((tokens, columns)).astype(np.float32)
-    inputs[0] *= 20  # a token like the first of a text
-    weights = generator.standard_normal((30, columns)).astype(np.float32)
-    scales = np.abs(weights).max(axis=1) / np.float32(127)
-    found = ErrorFeedback(inputs, block=1).round(weights, scales[:, None], LIMITS)
-    wanted = dense_gptq(weights, inputs.astype(np.float64), scales)
+    weights, inputs, scales = planted(tokens, columns)
+    found = ErrorFeedback(inputs).round(weights, scales[:, None], LARGEST)
+    wanted = dense_gptq(weights, inputs.astype(np.float64), scales, BLOCK)
     # One value at the edge between two integers changes what follows it in its row.
     same = (found == wanted).all(axis=1).mean()
     assert same > 0.95, same
 
 
+def planted(tokens: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights [30, columns], inputs and the scales of the rows."""
+    generator = np.random.default_rng(tokens)
+    inputs = generator.standard_normal((tokens, columns)).astype(np.float32)
+    inputs[0] *= 20  # a token like the first of a text
+    weights = generator.standard_normal((30, columns)).astype(np.float32)
+    return weights, inputs, np.abs(weights).max(axis=1) / np.float32(LARGEST)
+
+
 def test_a_sign_error_would_be_seen() -> None:
     """The comparison can fail: feedback of the wrong sign is far from GPTQ."""
-    generator = np.random.default_rng(3)
-    inputs = generator.standard_normal((20, 32)).astype(np.float32)
-    weights = generator.standard_normal((30, 32)).astype(np.float32)
-    scales = np.abs(weights).max(axis=1) / np.float32(127)
-    feedback = ErrorFeedback(inputs, block=1)
+    weights, inputs, scales = planted(20, 64)
+    feedback = ErrorFeedback(inputs)
     feedback._gains = -feedback._gains
-    wrong = feedback.round(weights, scales[:, None], LIMITS)
-    wanted = dense_gptq(weights, inputs.astype(np.float64), scales)
+    wrong = feedback.round(weights, scales[:, None], LARGEST)
+    wanted = dense_gptq(weights, inputs.astype(np.float64), scales, BLOCK)
     assert (wrong == wanted).all(axis=1).mean() < 0.2
 
 
@@ -60,12 +69,11 @@ def test_errors_cancel_on_the_inputs() -> None:
     inputs = generator.standard_normal((16, 128)).astype(np.float32)
     weights = generator.standard_normal((64, 128)).astype(np.float32)
     errors = []
-    for feedback in (None, ErrorFeedback(inputs, block=1), ErrorFeedback(inputs)):
+    for feedback in (None, ErrorFeedback(inputs)):
         stored = quantize_rows(weights, RULE, None, feedback)
         values = np.frombuffer(stored.data, np.int8).reshape(weights.shape) * stored.scales[:, None]
         errors.append(np.square(inputs @ (values - weights).T).mean())
-    assert errors[1] < errors[0] / 10
-    assert errors[2] < errors[0] / 5
+    assert errors[1] < errors[0] / 5
 
 
 def test_inputs_of_zeros_round_to_nearest() -> None:
@@ -96,22 +104,21 @@ def test_the_leading_directions_stand_for_all_tokens() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 4])
-def test_a_tile_is_rounded_as_its_rows(groups: int) -> None:
-    """Rows that come in pieces, and scales by block, which are not the unit of a whole row."""
+def test_rows_are_rounded_alone(groups: int) -> None:
+    """Bit for bit, in pieces of any size; also with scales by block, not the unit of a row."""
     generator = np.random.default_rng(7)
     inputs = generator.standard_normal((12, 128)).astype(np.float32)
     weights = generator.standard_normal((70, 128)).astype(np.float32)
-    scales = np.abs(weights.reshape(70, groups, -1)).max(axis=2) / np.float32(127)
+    scales = np.abs(weights.reshape(70, groups, -1)).max(axis=2) / np.float32(LARGEST)
     feedback = ErrorFeedback(inputs)
-    tile = Tile(80, 128)
-    for start in (0, 30, 60):
-        tile.add(weights[start : start + 30], scales[start : start + 30])
-    assert tile.room == 10
-    found = feedback.round_tile(tile, LIMITS)
-    alone = [feedback.round(weights[r : r + 1], scales[r : r + 1], LIMITS) for r in range(70)]
-    assert (found == np.concatenate(alone)).all(axis=1).mean() > 0.95
-    assert np.array_equal(tile.scales, scales)
-    nearest = np.rint(weights / np.repeat(scales, 128 // groups, axis=1))
+    found = feedback.round(weights, scales, LARGEST)
+    for size in (1, 3, 8):
+        pieces = [
+            feedback.round(weights[r : r + size], scales[r : r + size], LARGEST)
+            for r in range(0, 70, size)
+        ]
+        assert np.array_equal(found, np.concatenate(pieces))
     wide = np.repeat(scales, 128 // groups, axis=1)
+    nearest = np.rint(weights / wide)
     off = [np.square(inputs @ (n * wide - weights).T).mean() for n in (found, nearest)]
     assert off[0] < off[1] / 4
