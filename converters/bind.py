@@ -1,25 +1,22 @@
 """Put the weights behind a header, streaming them into the file.
 
 The file is a flatbuffer header followed by the constants, each at a 64-byte aligned offset that its
-Buffer names, so that files may pass 2 GB and no weight is ever held whole. Weights are independent
-of each other, so two processes work on them and write each to its place.
+Buffer names, so that files may pass 2 GB and no weight
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from converters.forked import OnGrowth, run_tasks
 from converters.header import Header, Place, obtain_header
 from converters.quantize import QuantizedRows, quantize_rows
 from converters.rounding import ErrorFeedback, Floats, leading_directions
@@ -27,14 +24,14 @@ from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 from hermes.errors import UsageError
 from hermes.layouts.finite import check_finite
-from hermes.plan import PROCESSES
+from hermes.plan import THREADS
 from hermes.recipe import QuantizationRule, Recipe
 from hermes.rewrite.inputs import Inputs
 from hermes.signatures import GraphWeight, graph_weights
 
 ALIGNMENT = 64
 CHUNK_BYTES = 1 << 19
-"""Float32 bytes of one weight that a process works on at a time: what a core's cache holds."""
+"""Float32 bytes of one weight that a thread works on at a time: what a core's cache holds."""
 
 
 @dataclass(frozen=True)
@@ -95,21 +92,21 @@ def bind_weights(
     *,
     inputs: Mapping[str, Inputs] | None = None,
     headers: Path | None = None,
-    on_growth: OnGrowth = lambda size: None,
+    offset: int = 0,
 ) -> tuple[BoundWeight, ...]:
-    """Write the model with its weights to `target`.
+    """Write the model with its weights to `target`, or behind what the file holds already.
 
     Args:
         skeleton: file from `trace_skeleton` for this config and recipe.
         config: the model.
         recipe: storage rule of every matrix.
         weights: Hermes parameter name -> tensor.
-        target: .tflite to write.
+        target: file to write.
         on_weight: called with a weight's name and stored bytes when it is in the file.
         inputs: calibration inputs of the matrices, for rules that round by them. A table that is
             only looked up has none and is rounded to nearest.
         headers: folder of headers kept from earlier exports.
-        on_growth: told by how many bytes the processes grew that do it.
+        offset: where in an existing file the model begins, a multiple of the alignment.
     """
     graph = graph_weights(config, recipe.graph)
     recipe.check_rules(part for w in graph if w.kind == "matrix" for part in w.parts)
@@ -118,14 +115,17 @@ def bind_weights(
     _fill_biases(header, graph, weights)
     slots = _lay_out(header, graph, rules)
     for seen in itertools.islice((inputs or {}).values(), 1):
-        seen()  # One walk through the model makes the inputs of all matrices, for all processes.
-    with target.open("wb") as file:
-        stream = _Stream(weights, inputs or {}, recipe.calibration.directions, file.fileno())
-        for slot, scales in _written(slots, stream, on_growth):
+        seen()  # One walk through the model makes the inputs of all matrices.
+    with target.open("r+b" if offset else "wb") as file:
+        stream = _Stream(
+            weights, inputs or {}, recipe.calibration.directions, file.fileno(), offset
+        )
+        for slot, scales in _written(slots, stream):
             position = slot.place.scales
             header.data[position : position + len(scales)] = scales
             on_weight(slot.weight.name, slot.size)
-        file.truncate(_aligned(slots[-1].end))
+        file.truncate(offset + _aligned(slots[-1].end))
+        file.seek(offset)
         file.write(header.data)
     return tuple(
         BoundWeight(slot.weight.name, slot.rule.weights, slot.rule.granularity, slot.size)
@@ -185,15 +185,16 @@ def _fill_biases(
                 header.data[position : position + len(data)] = data
 
 
-def _written(
-    slots: list[_Slot], stream: _Stream, on_growth: OnGrowth
-) -> Iterator[tuple[_Slot, bytes]]:
+def _written(slots: list[_Slot], stream: _Stream) -> Iterator[tuple[_Slot, bytes]]:
     """Stream every weight: each with its scales for the header, in the order they are done."""
-    groups = stream.groups(slots)
-    tasks = [functools.partial(stream.write, group) for group in groups]
-    with closing(run_tasks(tasks, PROCESSES, (stream.file,), on_growth)) as done:
-        for index, scales in done:
-            yield from zip(groups[index], scales, strict=True)
+    pool = ThreadPoolExecutor(THREADS)
+    try:
+        running = {pool.submit(stream.write, group): group for group in stream.groups(slots)}
+        for done in as_completed(running):
+            yield from zip(running[done], done.result(), strict=True)
+    finally:
+        # After an error nothing more is begun.
+        pool.shutdown(cancel_futures=True)
 
 
 class _Stream:
@@ -205,8 +206,10 @@ class _Stream:
         inputs: Mapping[str, Inputs],
         directions: int,
         file: int,
+        start: int,
     ) -> None:
-        self.file = file
+        self._file = file
+        self._start = start
         self._directions = directions
         self._weights = weights
         self._inputs = inputs
@@ -229,14 +232,14 @@ class _Stream:
     def _write(self, slot: _Slot, feedback: ErrorFeedback | None) -> bytes:
         offset, scales = slot.offset, bytearray()
         for first, stored in self._quantized(slot, feedback):
-            _write(self.file, stored.data, offset)
+            self._put(stored.data, offset)
             offset += len(stored.data)
             if stored.scales is None:
                 continue
             data = stored.scales.tobytes()
             if slot.rule.block:
                 row = len(data) // len(stored.scales)
-                _write(self.file, data, slot.blocks + first * row)
+                self._put(data, slot.blocks + first * row)
             else:
                 scales += data
         return bytes(scales)
@@ -248,6 +251,12 @@ class _Stream:
         amplitude = self._amplitude(slot)
         for first, rows in self._chunks(slot.weight):
             yield first, quantize_rows(rows, slot.rule, amplitude, feedback)
+
+    def _put(self, data: bytes, offset: int) -> None:
+        view, place = memoryview(data), self._start + offset
+        while view:
+            count = os.pwrite(self._file, view, place)
+            view, place = view[count:], place + count
 
     def _seen(self, slot: _Slot) -> Inputs | None:
         """Projections that share a matmul have the same inputs."""
@@ -270,13 +279,6 @@ class _Stream:
                 rows = _finite(tensor, start, min(start + step, tensor.rows))
                 yield first, rows
                 first += len(rows)
-
-
-def _write(file: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(file, view, offset)
-        view, offset = view[count:], offset + count
 
 
 def _finite(tensor: LazyTensor, start: int, stop: int | None) -> Floats:

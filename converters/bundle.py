@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
+import sys
 import tempfile
 import uuid
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -40,7 +44,10 @@ __all__ = [
     "Bundle",
     "BundleSpec",
     "Section",
+    "begin_bundle",
     "extract_section",
+    "finish_bundle",
+    "hash_from",
     "read_bundle",
     "section_bytes",
     "stamp_metadata",
@@ -49,6 +56,8 @@ __all__ = [
 
 # The builder always writes the current time; this one of equal length takes its place.
 _TIMESTAMP = "1970-01-01T00:00:00.000001+00:00"
+_ATTEMPTS = 3
+_COPIED = 2**20
 
 
 @dataclass(frozen=True)
@@ -56,13 +65,14 @@ class BundleSpec:
     """Everything that goes into a bundle.
 
     Attributes:
-        model: the .tflite file.
+        model: file with the model.
         tokenizer: as `hermes.tokenizer` opened it.
         contract: start and stop tokens and the chat template.
         max_num_tokens: the exported context.
         metadata: further keys for the header.
         suppress_tokens: ids the sampler must never pick (rows of a padded vocabulary).
-        model_sha256: of the model's file; computed if empty.
+        model_sha256: of the model; computed if empty.
+        model_offset: where in its file it begins.
     """
 
     model: Path
@@ -72,15 +82,13 @@ class BundleSpec:
     metadata: dict[str, str] = field(default_factory=dict)
     suppress_tokens: tuple[int, ...] = ()
     model_sha256: str = ""
+    model_offset: int = 0
 
 
 def write_bundle(spec: BundleSpec, target: Path) -> Bundle:
     """Write the bundle to `target`, reopen it and compare it with the spec.
 
-    The same spec gives the same bytes: the builder's random uuid and clock are replaced by values
-    derived from the content. The header holds every section's hash and its own, so that
-    `converters.integrity` finds any changed bit. `target` must be a temporary path; it is written
-    in place.
+    `target` must be a temporary path; it is written in place.
 
     Returns:
         The bundle as it was read back.
@@ -90,24 +98,83 @@ def write_bundle(spec: BundleSpec, target: Path) -> Bundle:
         ResourceError: the disk is full.
         NativeToolError: the builder wrote something else than it was given.
     """
+    if not spec.model.is_file() or spec.model.stat().st_size <= spec.model_offset:
+        raise BadInputError(
+            "this bundle cannot be written", problems=[f"{spec.model}: no such file, or empty"]
+        )
+    offset = begin_bundle(spec, target)
+    with _disk_errors(target), spec.model.open("rb") as source, target.open("r+b") as file:
+        source.seek(spec.model_offset)
+        file.seek(offset)
+        shutil.copyfileobj(source, file, _COPIED)
+    return finish_bundle(spec, target)
+
+
+def begin_bundle(spec: BundleSpec, target: Path) -> int:
+    """Write everything that comes before the model; gives the offset where the model belongs.
+
+    The model is the last section, so it can be made in its place, and need not exist yet.
+
+    Raises:
+        BadInputError: the spec contradicts itself.
+        ResourceError: the disk is full.
+    """
     _check_spec(spec)
-    checksum = spec.model_sha256 or _hash_file(spec.model)
-    try:
-        for _ in range(3):
+    with _disk_errors(target):
+        for _ in range(_ATTEMPTS):
             with tempfile.TemporaryDirectory(prefix="hermes-bundle-") as folder:
-                builder = _builder(spec, checksum, Path(folder))
+                builder = _builder(spec, Path(folder))
                 with target.open("wb") as stream:
                     builder.build(stream, validate_metadata=True)
-            if _finish(target):
+            header = _header_of(target)
+            stamp = next(entry for entry in header.system if entry.key == "creation_timestamp")
+            # Once in a million runs the microseconds are zero and left out.
+            if len(str(stamp.value)) == len(_TIMESTAMP):
                 break
+        offset = header.sections[-1].begin
+        os.truncate(target, offset)
+    return offset
+
+
+def finish_bundle(spec: BundleSpec, target: Path) -> Bundle:
+    """Complete the header of a bundle whose model is in its place, and compare it with the spec.
+
+    The same spec gives the same bytes: the builder's random uuid and clock are replaced by values
+    derived from the content. The header holds every section's hash and its own, so that
+    `converters.integrity` finds any changed bit.
+
+    Args:
+        spec: as `begin_bundle` took it; its model may be the very file of the bundle.
+        target: with the model at its end.
+
+    Raises:
+        ResourceError: the disk is full.
+        NativeToolError: the builder wrote something else than it was given.
+    """
+    checksum = spec.model_sha256 or hash_from(spec.model, spec.model_offset)
+    with _disk_errors(target):
+        size = target.stat().st_size
+        with target.open("r+b") as file:
+            # The stand-in for the model had one byte.
+            model = _read_header(file, target, sys.maxsize).sections[-1]
+            file.seek(model.end_position)
+            file.write(size.to_bytes(8, "little"))
+            _overwrite(file, _entry(model.entries, CHECKSUM_KEY), checksum)
+        _finish(target)
+    bundle = _read_back(spec, checksum, target)
+    _compare(spec, checksum, bundle)
+    return bundle
+
+
+@contextmanager
+def _disk_errors(target: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ResourceError(
             f"{target}: writing the bundle failed: {error.strerror or error}",
             todo="free some space, or write to another disk",
         ) from error
-    bundle = _read_back(spec, checksum, target)
-    _compare(spec, checksum, bundle)
-    return bundle
 
 
 def _read_back(spec: BundleSpec, checksum: str, target: Path) -> Bundle:
@@ -115,16 +182,20 @@ def _read_back(spec: BundleSpec, checksum: str, target: Path) -> Bundle:
     bundle = read_bundle(target, hashes=False)
     sections = []
     for section in bundle.sections:
-        same = section.kind == "TFLiteModel" and holds_file(target, section, spec.model)
+        same = section.kind == "TFLiteModel" and _holds_model(spec, section, target)
         digest = checksum if same else hash_section(target, section)
         sections.append(replace(section, sha256=digest))
     return replace(bundle, sections=tuple(sections))
 
 
+def _holds_model(spec: BundleSpec, section: Section, target: Path) -> bool:
+    if target.samefile(spec.model):
+        return section.offset == spec.model_offset
+    return holds_file(target, section, spec.model, spec.model_offset)
+
+
 def _check_spec(spec: BundleSpec) -> None:
     problems = []
-    if not spec.model.is_file() or spec.model.stat().st_size == 0:
-        problems.append(f"{spec.model}: no such file, or empty")
     if not spec.contract.stop_token_ids:
         problems.append("no stop token: the runtime refuses to run without one")
     if spec.max_num_tokens < 2:
@@ -141,8 +212,10 @@ def _check_spec(spec: BundleSpec) -> None:
         raise BadInputError("this bundle cannot be written", problems=problems)
 
 
-def _hash_file(path: Path) -> str:
+def hash_from(path: Path, offset: int) -> str:
+    """SHA-256 of a file's bytes from there on, hexadecimal."""
     with path.open("rb") as file:
+        file.seek(offset)
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -171,18 +244,20 @@ def _llm_metadata(spec: BundleSpec) -> bytes:
     return cast(bytes, message.SerializeToString(deterministic=True))
 
 
-def _builder(spec: BundleSpec, model_checksum: str, folder: Path) -> LitertLmFileBuilder:
+def _builder(spec: BundleSpec, folder: Path) -> LitertLmFileBuilder:
     from litert_lm_builder import litertlm_builder as official
 
     def entry(key: str, value: str) -> official.Metadata:
         return official.Metadata(key=key, value=value, dtype=official.DType.STRING)
 
     metadata_path, builder = folder / "llm_metadata.pb", official.LitertLmFileBuilder()
+    stand_in = folder / "model.tflite"
+    stand_in.write_bytes(b"\0")
     for key, value in sorted((spec.metadata | {DIGEST_KEY: NO_DIGEST}).items()):
         builder.add_system_metadata(entry(key, value))
     metadata_path.write_bytes(_llm_metadata(spec))
     builder.add_llm_metadata(
-        str(metadata_path), additional_metadata=[entry(CHECKSUM_KEY, _hash_file(metadata_path))]
+        str(metadata_path), additional_metadata=[entry(CHECKSUM_KEY, hash_from(metadata_path, 0))]
     )
     if spec.tokenizer.kind == "sentencepiece":
         tokenizer_path, add_tokenizer = folder / "t.model", builder.add_sentencepiece_tokenizer
@@ -192,12 +267,12 @@ def _builder(spec: BundleSpec, model_checksum: str, folder: Path) -> LitertLmFil
         size = len(spec.tokenizer.data).to_bytes(8, "little")
         tokenizer_path.write_bytes(size + zlib.compress(spec.tokenizer.data, 9))
     add_tokenizer(
-        str(tokenizer_path), additional_metadata=[entry(CHECKSUM_KEY, _hash_file(tokenizer_path))]
+        str(tokenizer_path), additional_metadata=[entry(CHECKSUM_KEY, hash_from(tokenizer_path, 0))]
     )
     builder.add_tflite_model(
-        str(spec.model),
+        str(stand_in),
         official.TfLiteModelType.PREFILL_DECODE,
-        additional_metadata=[entry(CHECKSUM_KEY, model_checksum)],
+        additional_metadata=[entry(CHECKSUM_KEY, NO_DIGEST)],
     )
     return builder
 
@@ -215,29 +290,35 @@ def stamp_metadata(path: Path, values: Mapping[str, str]) -> None:
     _finish(path)
 
 
-def _read_header(file: BinaryIO, path: Path) -> Header:
-    size = file.seek(0, 2)
+def _header_of(path: Path) -> Header:
+    with path.open("rb") as file:
+        return _read_header(file, path)
+
+
+def _read_header(file: BinaryIO, path: Path, size: int | None = None) -> Header:
+    file_size = file.seek(0, 2)
     file.seek(0)
     version, end = parse_header(file.read(HEADER_BEGIN), str(path))
-    return parse_metadata(version, end, file.read(end - HEADER_BEGIN), size, str(path))
+    data = file.read(end - HEADER_BEGIN)
+    return parse_metadata(version, end, data, size or file_size, str(path))
 
 
-def _finish(path: Path) -> bool:
-    """Overwrite uuid, time and digest; False if the clock's spelling has another length."""
+def _finish(path: Path) -> None:
+    """Overwrite uuid, time and digest."""
     with path.open("r+b") as file:
         header = _read_header(file, path)
-        entries = {entry.key: entry for entry in header.system}
-        stamp, name = entries["creation_timestamp"], entries["uuid"]
-        if len(str(stamp.value)) != len(_TIMESTAMP):
-            # Once in a million runs the microseconds are zero and left out.
-            return False
-        _overwrite(file, stamp, _TIMESTAMP)
+        _overwrite(file, _entry(header.system, "creation_timestamp"), _TIMESTAMP)
         content = _content_hash(header.system, header.sections)
-        _overwrite(file, name, str(uuid.UUID(bytes=content[:16], version=5)))
-        _overwrite(file, entries[DIGEST_KEY], NO_DIGEST)
+        name = str(uuid.UUID(bytes=content[:16], version=5))
+        digest = _entry(header.system, DIGEST_KEY)
+        _overwrite(file, _entry(header.system, "uuid"), name)
+        _overwrite(file, digest, NO_DIGEST)
         file.seek(0)
-        _overwrite(file, entries[DIGEST_KEY], hashlib.sha256(file.read(header.end)).hexdigest())
-    return True
+        _overwrite(file, digest, hashlib.sha256(file.read(header.end)).hexdigest())
+
+
+def _entry(entries: Sequence[HeaderEntry], key: str) -> HeaderEntry:
+    return next(entry for entry in entries if entry.key == key)
 
 
 def _content_hash(system: Sequence[HeaderEntry], sections: Sequence[object]) -> bytes:
@@ -256,9 +337,9 @@ def _overwrite(file: BinaryIO, entry: HeaderEntry, text: str) -> None:
 
 def _compare(spec: BundleSpec, model_checksum: str, bundle: Bundle) -> None:
     model = bundle.section("TFLiteModel")
-    prompt = bundle.prompt
+    prompt, size = bundle.prompt, spec.model.stat().st_size - spec.model_offset
     checks = {
-        "model": model.sha256 == model_checksum and model.size == spec.model.stat().st_size,
+        "model": model.sha256 == model_checksum and model.size == size,
         "tokenizer": bundle.tokenizer.data == spec.tokenizer.data,
         "start token": prompt.start_token_id == spec.contract.start_token_id,
         "stop tokens": prompt.stop_token_ids == spec.contract.stop_token_ids,

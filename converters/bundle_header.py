@@ -60,12 +60,16 @@ class HeaderEntry:
 
 @dataclass(frozen=True)
 class HeaderSection:
-    """One section: its kind, the bytes [begin, end) of the file, and its own entries."""
+    """One section: its kind, the bytes [begin, end) of the file, and its own entries.
+
+    `end_position` is the file offset of the uint64 that says where it ends.
+    """
 
     kind: str
     begin: int
     end: int
     entries: tuple[HeaderEntry, ...]
+    end_position: int
 
 
 @dataclass(frozen=True)
@@ -228,7 +232,8 @@ def _section(buffer: _Buffer, table: int, index: int, end: int, file_size: int) 
     if not end <= begin < stop <= file_size:
         raise _DamageError(f"{what} is bytes {begin} to {stop} of a file of {file_size}")
     entries = buffer.entries(table, 0, what)
-    return HeaderSection(SECTION_KINDS[number], begin, stop, entries)
+    position = HEADER_BEGIN + (buffer.field(table, 2, what) or 0)
+    return HeaderSection(SECTION_KINDS[number], begin, stop, entries, position)
 
 
 def _refuse_overlaps(sections: list[HeaderSection]) -> None:

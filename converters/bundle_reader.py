@@ -153,13 +153,14 @@ def hash_section(path: Path, section: Section) -> str:
     return digest.hexdigest()
 
 
-def holds_file(path: Path, section: Section, source: Path) -> bool:
-    """Whether a section is byte for byte that file: much quicker to say than its hash."""
-    if source.stat().st_size != section.size:
+def holds_file(path: Path, section: Section, source: Path, offset: int = 0) -> bool:
+    """Whether a section is byte for byte that file from there on: quicker to say than its hash."""
+    if source.stat().st_size - offset != section.size:
         return False
     left = section.size
     with path.open("rb", buffering=0) as file, source.open("rb", buffering=0) as other:
         file.seek(section.offset)
+        other.seek(offset)
         stored, wanted = bytearray(min(left, _BLOCK)), bytearray(min(left, _BLOCK))
         while left:
             if left < len(stored):

@@ -5,13 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import hermes
 from converters.bind import BoundWeight, bind_weights
-from converters.bundle import Bundle, BundleSpec, Section, write_bundle
+from converters.bundle import (
+    Bundle,
+    BundleSpec,
+    Section,
+    begin_bundle,
+    finish_bundle,
+    write_bundle,
+)
 from converters.graph import Graph, graph_folder, obtain_graph
 from converters.inputs import HashedFiles, hashed_files
 from converters.machine import describe_machine
@@ -126,7 +133,7 @@ def convert(options: ConvertOptions, on_progress: OnProgress = silent) -> Report
                     source, rewritten, recipe, part, work.path, options.proof, on_progress
                 )
             report = outcome.report
-        peak = max(peak_memory() + place.growth, graph.peak_memory)
+        peak = max(peak_memory(), graph.peak_memory)
         report.facts.update(
             describe_source(source, files.digest),
             recipe=recipe.to_dict(),
@@ -194,21 +201,13 @@ class RedReportError(VerificationError):
 
 @dataclass
 class _Place:
-    """Where a conversion works: the bundle on its way, its folder, its inputs, who is told.
-
-    `growth` is the memory of the processes that bound the weights, bytes beyond this one's.
-    """
+    """Where a conversion works: the bundle on its way, its folder, its inputs, who is told."""
 
     part: Path
     work: WorkFolder
     files: HashedFiles
     stages: Stages
     on_progress: OnProgress
-    growth: int = 0
-
-    def grew(self, size: int) -> None:
-        """Processes ended that had grown by so much."""
-        self.growth = max(self.growth, size)
 
 
 def _cause(report: Report) -> str:
@@ -233,43 +232,49 @@ def _build(
         graph = obtain_graph(
             config, recipe.export, recipe.graph, work.path, keep=options.keep_graph
         )
+    spec = BundleSpec(
+        model=work.model,
+        tokenizer=source.tokenizer,
+        contract=source.contract,
+        max_num_tokens=recipe.export.context,
+        metadata={
+            "hermes_version": hermes.__version__,
+            RECIPE_KEY: recipe.name,
+            RECIPE_TEXT_KEY: recipe_text(recipe),
+            REPORT_KEY: UNVERIFIED,
+            CARD_KEY: BLANK_CARD,
+        },
+        suppress_tokens=source.suppressed,
+    )
+    model = work.finished_model() if options.resume else None
+    if model is not None:
+        with place.stages.timed("bundle"):
+            place.on_progress(Progress("writing the bundle"))
+            return graph, model, write_bundle(_with_model(spec, model), place.part)
     with place.stages.timed("weights"):
-        model = work.finished_model() if options.resume else None
-        if model is None:
-            work.forget_model()
-            watch = _watch_weights(config, recipe, place.on_progress)
-            bound = bind_weights(
-                graph.path,
-                config,
-                recipe,
-                rewritten.weights,
-                work.model,
-                watch,
-                inputs=rewritten.inputs,
-                headers=graph_folder() if options.keep_graph else None,
-                on_growth=place.grew,
-            )
-            place.files.demand_unchanged()
-            model = work.finish_model(bound)
+        work.forget_model()
+        # The weights go to where the bundle has them.
+        offset = begin_bundle(spec, place.part)
+        bound = bind_weights(
+            graph.path,
+            config,
+            recipe,
+            rewritten.weights,
+            place.part,
+            _watch_weights(config, recipe, place.on_progress),
+            inputs=rewritten.inputs,
+            headers=graph_folder() if options.keep_graph else None,
+            offset=offset,
+        )
+        place.files.demand_unchanged()
     with place.stages.timed("bundle"):
         place.on_progress(Progress("writing the bundle"))
-        spec = BundleSpec(
-            model=work.model,
-            tokenizer=source.tokenizer,
-            contract=source.contract,
-            max_num_tokens=recipe.export.context,
-            metadata={
-                "hermes_version": hermes.__version__,
-                RECIPE_KEY: recipe.name,
-                RECIPE_TEXT_KEY: recipe_text(recipe),
-                REPORT_KEY: UNVERIFIED,
-                CARD_KEY: BLANK_CARD,
-            },
-            suppress_tokens=source.suppressed,
-            model_sha256=model.sha256,
-        )
-        bundle = write_bundle(spec, place.part)
-    return graph, model, bundle
+        model = work.finish_model(bound, place.part, offset)
+        return graph, model, finish_bundle(_with_model(spec, model), place.part)
+
+
+def _with_model(spec: BundleSpec, model: FinishedModel) -> BundleSpec:
+    return replace(spec, model_sha256=model.sha256, model_offset=model.offset)
 
 
 def _watch_weights(

@@ -98,9 +98,12 @@ def _lock(temporary: Path, target: Path) -> int:
                 todo="wait for it, or choose another name",
             ) from error
         if _is_ours(lock, temporary):
-            os.ftruncate(lock, 0)
-            return lock
-        # Between opening and locking the other run finished and renamed this very file.
+            if os.fstat(lock).st_nlink == 1:
+                os.ftruncate(lock, 0)
+                return lock
+            # A killed run's work folder holds its content, for a run that continues it.
+            temporary.unlink()
+        # Or between opening and locking the other run finished and renamed this very file.
         os.close(lock)
 
 

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from converters.bind import BoundWeight
+from converters.bundle import hash_from
 from converters.graph import graph_folder, graph_key
 from converters.inputs import HashedFiles, weight_files
 from converters.source import Source, SourceOptions
@@ -31,10 +32,11 @@ _MODEL, _DONE, _LOCK = "model.tflite", "model.json", "lock"
 
 @dataclass(frozen=True)
 class FinishedModel:
-    """A bound model: what became of its weights, and its file's hash."""
+    """A bound model: what became of its weights, its hash, and where in its file it begins."""
 
     weights: tuple[BoundWeight, ...]
     sha256: str
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,22 @@ class WorkFolder:
 
     @property
     def model(self) -> Path:
-        """Where the bound model goes."""
+        """The file with the bound model, behind what a bundle has before it."""
         return self.path / _MODEL
 
-    def finish_model(self, bound: tuple[BoundWeight, ...]) -> FinishedModel:
-        """Mark the model as complete; the mark appears with a rename, after everything else."""
-        finished = FinishedModel(bound, self._hash())
+    def finish_model(
+        self, bound: tuple[BoundWeight, ...], bundle: Path, offset: int
+    ) -> FinishedModel:
+        """Keep the model that a bundle ends with, and mark it as complete.
+
+        The file gets a second name here, so that nothing is copied: what comes before the model may
+        be written again, the model is never. The mark appears with a rename, after everything else.
+        """
+        try:
+            os.link(bundle, self.model)
+        except OSError:  # Another disk, or one without links.
+            shutil.copyfile(bundle, self.model)
+        finished = FinishedModel(bound, hash_from(self.model, offset), offset)
         temporary = self.path / "mark"
         temporary.write_text(json.dumps(asdict(finished)), encoding="utf-8")
         temporary.replace(self.path / _DONE)
@@ -61,14 +73,11 @@ class WorkFolder:
         try:
             mark = json.loads((self.path / _DONE).read_text(encoding="utf-8"))
             weights = tuple(BoundWeight(**one) for one in mark["weights"])
-            finished = FinishedModel(weights, str(mark["sha256"]))
-            return finished if self._hash() == finished.sha256 else None
+            finished = FinishedModel(weights, str(mark["sha256"]), int(mark["offset"]))
+            same = hash_from(self.model, finished.offset) == finished.sha256
         except (OSError, ValueError, KeyError, TypeError):
             return None
-
-    def _hash(self) -> str:
-        with self.model.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return finished if same else None
 
     def forget_model(self) -> None:
         """Before it is written again."""
@@ -186,4 +195,6 @@ def _remove(entries: Iterator[Path]) -> None:
 
 
 def _bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    """Of files that have no other name: a published bundle keeps its bytes."""
+    found = [file.stat() for file in folder.rglob("*") if file.is_file()]
+    return sum(one.st_size for one in found if one.st_nlink == 1)

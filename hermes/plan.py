@@ -26,15 +26,11 @@ BINDER_BYTES = 80 * MB
 """numpy and the flatbuffer schema loaded, one block of rows on its way into the file."""
 VOCABULARY_ENTRY_BYTES = 900
 """Of the tokenizer and its table."""
-PROCESSES = 2
+THREADS = 2
 """That bind weights; each holds one matrix whose columns are rotated, as float32."""
 ROUNDING_BYTES = 35 * MB
 """What each takes beside that and its tile where it rounds by inputs: buffers of the matrix
 products, and what the inputs lead to."""
-TILE_ROWS, TILE_VALUES, TILE_BYTES = 1024, 1 << 22, 6
-"""Most rows and values that are rounded by their inputs at a time (a step costs calls, however few
-rows there are, and more rows leave the cache), and bytes for each: float32 and integers in both
-orders."""
 HELD_INPUTS = 2
 """Calibration inputs of all matrices that are in memory: of the model before and after its
 rewrites."""
@@ -128,7 +124,7 @@ def predict_cost(
     calibrated = recipe.calibration.sequences > 0
     seconds = IMPORT_SECONDS
     seconds += values / (CALIBRATED_VALUES_PER_SECOND if calibrated else VALUES_PER_SECOND)
-    temporary = model_bytes
+    temporary = 0
     if not kept:
         graph_layers = config.num_layers * graphs
         peaks.append(int(TRACER_BYTES + GRAPH_LAYER_BYTES * graph_layers))
@@ -142,7 +138,7 @@ def predict_cost(
         if whole:
             # The interpreter runs one signature of the float form at a time.
             peaks.append(int((1 + PACKED_SHARE) * 4 * values))
-        temporary = model_bytes + 4 * values if whole else 2 * model_bytes
+        temporary = 4 * values if whole else model_bytes
         seconds += IMPORT_SECONDS * 5 + recipe.limits.positions * 6 * values / 20e9
     return Cost(
         peak_memory=max(peaks),
@@ -216,15 +212,13 @@ def _binding_memory(config: HermesConfig, weights: Mapping[str, LazyTensor], rec
         for name, tensor in weights.items():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 held.append(4 * tensor.numel)
-    widest = max(config.hidden_size, config.intermediate_size)
     calibrated = any(rule.rounding == "calibrated" for rule in recipe.quantization)
-    tile = TILE_BYTES * min(TILE_VALUES, TILE_ROWS * widest)
     tokens = recipe.calibration.sequences * recipe.calibration.tokens
     row = config.num_layers * (5 * config.hidden_size + config.intermediate_size)
     return int(
         BINDER_BYTES
         + VOCABULARY_ENTRY_BYTES * config.vocab_size
-        + sum(sorted(held)[-PROCESSES:])
-        + (PROCESSES * (ROUNDING_BYTES + tile) if calibrated else 0)
+        + sum(sorted(held)[-THREADS:])
+        + (THREADS * ROUNDING_BYTES if calibrated else 0)
         + HELD_INPUTS * 4 * tokens * row
     )

@@ -250,6 +250,7 @@ def test_without_resume_nothing_is_taken_over(
 
 
 def test_a_busy_folder_is_left_alone(home: Path) -> None:
+    clean()
     with work_folder("a-key") as first, work_folder("a-key") as second:
         assert first.path != second.path
         first.model.write_bytes(b"half")
@@ -265,8 +266,9 @@ def test_a_busy_folder_is_left_alone(home: Path) -> None:
 
 def test_leftovers_go_and_a_finished_model_stays(home: Path) -> None:
     with work_folder("leftovers") as work:
-        work.model.write_bytes(b"model")
-        work.finish_model(())
+        bundle = work.path / "bundle"
+        bundle.write_bytes(b"before the model")
+        work.finish_model((), bundle, offset=7)
         (work.path / "float32.tflite").write_bytes(b"left")
         (work.path / "folder").mkdir()
     with work_folder("leftovers") as work:
