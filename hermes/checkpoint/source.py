@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +50,7 @@ WEIGHT_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 _BITS = {"bfloat16": "uint16", **{kind: "uint8" for kind in ITEM_SIZES if kind[:6] == "float8"}}
 """Dtypes that numpy lacks -> the integers that carry their bits."""
+_KEPT_OPEN = 8
 
 
 @dataclass(frozen=True)
@@ -158,15 +162,21 @@ def read_bytes(path: Path, offset: int, size: int, origin: str) -> bytearray:
         BadInputError: the file has become shorter or unreadable since it was opened.
     """
     data = bytearray(size)
-    view, done = memoryview(data), 0
+    read_into(memoryview(data), path, offset, origin)
+    return data
+
+
+def read_into(view: memoryview, path: Path, offset: int, origin: str) -> None:
+    """Fill the bytes of a view with those at `offset`; raises as `read_bytes`."""
+    size, done = len(view), 0
     try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(offset)
-            while done < size:
-                count = file.readinto(view[done:])
-                if not count:
-                    break
-                done += count
+        found = path.stat()
+        file = _opened(path, found.st_dev, found.st_ino)
+        while done < size:
+            count = os.preadv(file.fileno(), [view[done:]], offset + done)
+            if not count:
+                break
+            done += count
     except OSError as error:
         raise BadInputError(f"{origin}: cannot be read: {error.strerror}") from error
     if done < size:
@@ -175,7 +185,12 @@ def read_bytes(path: Path, offset: int, size: int, origin: str) -> bytearray:
             expected=f"{size} bytes at offset {offset}",
             todo="copy or download the file again; it changed or is truncated",
         )
-    return data
+
+
+@lru_cache(maxsize=_KEPT_OPEN)
+def _opened(path: Path, device: int, inode: int) -> FileIO:
+    """The file, kept open: opening it for every piece of a tensor costs as much as reading it."""
+    return path.open("rb", buffering=0)
 
 
 def file_tensor(
@@ -190,8 +205,13 @@ def file_tensor(
         return read_bytes(path, offset + start * row_bytes, (stop - start) * row_bytes, origin)
 
     def read(start: int, stop: int) -> Rows:
-        row_count = (stop - start, *row_shape) if shape else ()
-        return array_from_bytes(raw(start, stop), dtype, row_count)
+        import numpy as np
+
+        # Unlike a bytearray it is not filled with zeros first.
+        rows = np.empty((stop - start, *row_shape) if shape else (), _BITS.get(dtype, dtype))
+        view = rows.reshape(-1).view(np.uint8).data
+        read_into(view, path, offset + start * row_bytes, origin)
+        return rows
 
     return LazyTensor(name, shape, dtype, origin, read, (str(path), offset, shape, dtype), raw)
 

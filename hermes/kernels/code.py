@@ -144,7 +144,8 @@ def _passed(given: NDArray[Any] | int, dtype: np.dtype[Any] | None) -> int:
         return given
     if given.dtype != dtype or not given.flags.c_contiguous:
         raise TypeError(f"{given.dtype} array of {given.strides} for a contiguous {dtype} one")
-    return given.ctypes.data
+    address: int = given.__array_interface__["data"][0]
+    return address
 
 
 def _machine_code(text: str, name: str) -> tuple[object, int]:

@@ -52,8 +52,8 @@ def transform_columns(values: Numbers, signs: Numbers, odd: Numbers) -> Numbers:
         mixed = odd.T @ (values * signs[:, None]).reshape(parts, -1)
         whole = _unscaled(size, values.dtype) @ mixed.reshape(parts, size, -1)
         return whole.reshape(values.shape)
-    given = np.zeros((len(values), -(-columns // LANES) * LANES), values.dtype)
-    given[:, :columns] = values
+    padding = -columns % LANES
+    given = np.pad(values, ((0, 0), (0, padding))) if padding else np.ascontiguousarray(values)
     result = np.empty_like(given)
     _columns_kernel(str(values.dtype), parts, size)(given, signs, odd, result, given.shape[1])
     return result[:, :columns]

@@ -13,8 +13,13 @@ if TYPE_CHECKING:
 
     from hermes.checkpoint.source import Rows
 
-_HALF_INFINITIES = {"bfloat16": 0x7F80, "float16": 0x7C00}
-"""Bits of infinity; NaN's are larger, and those of every finite magnitude smaller."""
+_INFINITIES = {
+    "float32": ("uint32", "int32", 0x7F800000),
+    "bfloat16": ("uint16", "int16", 0x7F80),
+    "float16": ("uint16", "int16", 0x7C00),
+}
+"""Integers of that width, and the bits of infinity: those of every finite magnitude are smaller,
+NaN's are larger."""
 
 
 def checked(tensor: LazyTensor) -> LazyTensor:
@@ -60,9 +65,12 @@ def _all_finite(rows: Rows, dtype: str) -> bool:
 
     if not rows.size:
         return True
-    infinity = _HALF_INFINITIES.get(dtype)
-    if infinity is not None:
-        return int(np.bitwise_and(rows.view(np.uint16), 0x7FFF).max()) < infinity
+    if dtype in _INFINITIES:
+        unsigned, signed, infinity = _INFINITIES[dtype]
+        negative = infinity + (1 << 8 * rows.itemsize - 1)
+        # As signed integers the largest are positive floats, as unsigned ones negative floats.
+        largest = int(rows.view(signed).max()), int(rows.view(unsigned).max())
+        return largest[0] < infinity and largest[1] < negative
     # Two passes without a temporary: NaN and infinity both survive into the extremes.
     return bool(np.isfinite(rows.min()) and np.isfinite(rows.max()))
 
