@@ -30,7 +30,7 @@ from hermes.rewrite.inputs import Inputs
 from hermes.signatures import GraphWeight, graph_weights
 
 ALIGNMENT = 64
-CHUNK_BYTES = 1 << 19
+CHUNK_BYTES = 1 << 21
 """Float32 bytes of one weight that a thread works on at a time: what a core's cache holds."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import flatbuffers
 from ai_edge_litert import schema_py_generated as schema
 
+from converters.flatbuffer_read import read_quickly
 from converters.packing import UnknownFieldError, pack_quickly
 
 OPERATOR_NAMES: dict[int, str] = {
@@ -21,7 +22,11 @@ FILE_IDENTIFIER = b"TFL3"
 
 def read_model(path: Path) -> Any:
     """The file's ModelT; its constants must lie inside the flatbuffer."""
-    return schema.ModelT.InitFromPackedBuf(path.read_bytes(), 0)
+    data = path.read_bytes()
+    try:
+        return read_quickly(data)
+    except UnknownFieldError:
+        return schema.ModelT.InitFromPackedBuf(data, 0)
 
 
 def pack_model(model: Any) -> bytes:

@@ -5,7 +5,7 @@ operators. This writer builds each table with one `struct` call, and writes equa
 and option tables once, which the format allows: a flatbuffer is a graph of offsets. Like the
 official builder it works from the end to the beginning, so that what a table refers to is there.
 
-A model with a field that `_TABLES` does not list is refused, and the generated classes pack it.
+A model with a field that `TABLES` does not list is refused, and the generated classes pack it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 _OFFSET = "I"
 
 
-class _Field(NamedTuple):
+class Field(NamedTuple):
     """A field of a table: the object's attribute, its number in the schema, and what it holds.
 
     `kind` is a struct format with a default, or `text`, `tables`, `table`, `options`, or the numpy
@@ -33,70 +33,70 @@ class _Field(NamedTuple):
     default: int = 0
 
 
-_TABLES: dict[str, tuple[_Field, ...]] = {
+TABLES: dict[str, tuple[Field, ...]] = {
     "ModelT": (
-        _Field("version", 0, "I"),
-        _Field("operatorCodes", 1, "tables"),
-        _Field("subgraphs", 2, "tables"),
-        _Field("description", 3, "text"),
-        _Field("buffers", 4, "tables"),
-        _Field("metadataBuffer", 5, "int32"),
-        _Field("metadata", 6, "tables"),
-        _Field("signatureDefs", 7, "tables"),
+        Field("version", 0, "I"),
+        Field("operatorCodes", 1, "tables"),
+        Field("subgraphs", 2, "tables"),
+        Field("description", 3, "text"),
+        Field("buffers", 4, "tables"),
+        Field("metadataBuffer", 5, "int32"),
+        Field("metadata", 6, "tables"),
+        Field("signatureDefs", 7, "tables"),
     ),
     "OperatorCodeT": (
-        _Field("deprecatedBuiltinCode", 0, "b"),
-        _Field("customCode", 1, "text"),
-        _Field("version", 2, "i", 1),
-        _Field("builtinCode", 3, "i"),
+        Field("deprecatedBuiltinCode", 0, "b"),
+        Field("customCode", 1, "text"),
+        Field("version", 2, "i", 1),
+        Field("builtinCode", 3, "i"),
     ),
     "SubGraphT": (
-        _Field("tensors", 0, "tables"),
-        _Field("inputs", 1, "int32"),
-        _Field("outputs", 2, "int32"),
-        _Field("operators", 3, "tables"),
-        _Field("name", 4, "text"),
-        _Field("debugMetadataIndex", 5, "i", -1),
+        Field("tensors", 0, "tables"),
+        Field("inputs", 1, "int32"),
+        Field("outputs", 2, "int32"),
+        Field("operators", 3, "tables"),
+        Field("name", 4, "text"),
+        Field("debugMetadataIndex", 5, "i", -1),
     ),
     "TensorT": (
-        _Field("shape", 0, "int32"),
-        _Field("type", 1, "b"),
-        _Field("buffer", 2, "I"),
-        _Field("name", 3, "text"),
-        _Field("quantization", 4, "table"),
-        _Field("isVariable", 5, "?"),
-        _Field("shapeSignature", 7, "int32"),
-        _Field("hasRank", 8, "?"),
-        _Field("externalBuffer", 10, "I"),
+        Field("shape", 0, "int32"),
+        Field("type", 1, "b"),
+        Field("buffer", 2, "I"),
+        Field("name", 3, "text"),
+        Field("quantization", 4, "table"),
+        Field("isVariable", 5, "?"),
+        Field("shapeSignature", 7, "int32"),
+        Field("hasRank", 8, "?"),
+        Field("externalBuffer", 10, "I"),
     ),
     "QuantizationParametersT": (
-        _Field("min", 0, "float32"),
-        _Field("max", 1, "float32"),
-        _Field("scale", 2, "float32"),
-        _Field("zeroPoint", 3, "int64"),
-        _Field("quantizedDimension", 6, "i"),
+        Field("min", 0, "float32"),
+        Field("max", 1, "float32"),
+        Field("scale", 2, "float32"),
+        Field("zeroPoint", 3, "int64"),
+        Field("quantizedDimension", 6, "i"),
     ),
     "OperatorT": (
-        _Field("opcodeIndex", 0, "I"),
-        _Field("inputs", 1, "int32"),
-        _Field("outputs", 2, "int32"),
-        _Field("builtinOptionsType", 3, "B"),
-        _Field("builtinOptions", 4, "options"),
-        _Field("customOptions", 5, "uint8"),
-        _Field("customOptionsFormat", 6, "b"),
-        _Field("builtinOptions2Type", 11, "B"),
-        _Field("builtinOptions2", 12, "options"),
-        _Field("debugMetadataIndex", 13, "i", -1),
+        Field("opcodeIndex", 0, "I"),
+        Field("inputs", 1, "int32"),
+        Field("outputs", 2, "int32"),
+        Field("builtinOptionsType", 3, "B"),
+        Field("builtinOptions", 4, "options"),
+        Field("customOptions", 5, "uint8"),
+        Field("customOptionsFormat", 6, "b"),
+        Field("builtinOptions2Type", 11, "B"),
+        Field("builtinOptions2", 12, "options"),
+        Field("debugMetadataIndex", 13, "i", -1),
     ),
-    "BufferT": (_Field("data", 0, "uint8"), _Field("offset", 1, "Q"), _Field("size", 2, "Q")),
-    "MetadataT": (_Field("name", 0, "text"), _Field("buffer", 1, "I")),
+    "BufferT": (Field("data", 0, "uint8"), Field("offset", 1, "Q"), Field("size", 2, "Q")),
+    "MetadataT": (Field("name", 0, "text"), Field("buffer", 1, "I")),
     "SignatureDefT": (
-        _Field("inputs", 0, "tables"),
-        _Field("outputs", 1, "tables"),
-        _Field("signatureKey", 2, "text"),
-        _Field("subgraphIndex", 4, "I"),
+        Field("inputs", 0, "tables"),
+        Field("outputs", 1, "tables"),
+        Field("signatureKey", 2, "text"),
+        Field("subgraphIndex", 4, "I"),
     ),
-    "TensorMapT": (_Field("name", 0, "text"), _Field("tensorIndex", 1, "I")),
+    "TensorMapT": (Field("name", 0, "text"), Field("tensorIndex", 1, "I")),
 }
 _ALIGNMENT = {("BufferT", "data"): 16}
 
@@ -254,8 +254,8 @@ class _Writer:
         vtable = struct.pack(f"<HH{len(slots)}H", 4 + 2 * len(slots), packer.size, *slots)
         return _Layout(packer, self._add(vtable + bytes(-len(vtable) % 4), 4), tuple(pointers))
 
-    def _fields_of(self, value: Any, name: str) -> tuple[_Field, ...]:
-        fields = _TABLES[name]
+    def _fields_of(self, value: Any, name: str) -> tuple[Field, ...]:
+        fields = TABLES[name]
         if name not in self._others:
             known = {field.attribute for field in fields}
             own = [attribute for attribute in vars(value) if attribute[0] != "_"]
@@ -282,7 +282,7 @@ class _Writer:
 
 def _name(value: Any) -> str:
     for kind in type(value).__mro__:
-        if kind.__name__ in _TABLES:
+        if kind.__name__ in TABLES:
             return kind.__name__
     raise UnknownFieldError(type(value).__name__)
 

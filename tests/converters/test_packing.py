@@ -12,6 +12,7 @@ from ai_edge_litert import schema_py_generated as schema
 from flatbuffers.number_types import Int32Flags
 from graph_models import tiny_model
 
+from converters import packing
 from converters.direct import record_skeleton
 from converters.flatbuffer import (
     FILE_IDENTIFIER,
@@ -20,6 +21,7 @@ from converters.flatbuffer import (
     pack_officially,
     read_model,
 )
+from converters.flatbuffer_read import read_quickly
 from converters.layer_block import plain
 from converters.packing import UnknownFieldError, pack_quickly
 from hermes.recipe import ExportShapes, GraphOptions
@@ -79,6 +81,29 @@ def test_reads_back_as_the_official_bytes(model: Any, change: Callable[[Any], No
     assert quick[4:8] == FILE_IDENTIFIER
     assert pack_model(model) == quick
     assert pack_quickly(model, FILE_IDENTIFIER) == quick
+
+
+@pytest.mark.parametrize("change", [as_traced, quantize, odd_values])
+@pytest.mark.parametrize("pack", [pack_model, pack_officially])
+def test_is_read_as_by_the_official_classes(
+    model: Any, change: Callable[[Any], None], pack: Callable[[Any], bytes]
+) -> None:
+    change(model)
+    data = pack(model)
+    assert plain(read_quickly(data)) == unpacked(data)
+
+
+def test_a_field_that_is_not_known_is_read_officially(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: the reader's table of fields lacks one that the file has."""
+    path = tmp_path / "m.tflite"
+    path.write_bytes(pack_model(model))
+    fewer = tuple(field for field in packing.TABLES["SubGraphT"] if field.attribute != "name")
+    monkeypatch.setitem(packing.TABLES, "SubGraphT", fewer)
+    with pytest.raises(UnknownFieldError, match="SubGraphT: field 4"):
+        read_quickly(path.read_bytes())
+    assert plain(read_model(path)) == unpacked(path.read_bytes())
 
 
 def test_everything_lies_where_its_type_wants_it(model: Any) -> None:
