@@ -31,7 +31,8 @@ from hermes.signatures import GraphWeight, graph_weights
 
 ALIGNMENT = 64
 CHUNK_BYTES = 1 << 21
-"""Float32 bytes of one weight that a thread works on at a time: what a core's cache holds."""
+"""Float32 bytes of one weight that a thread works on at a time: a step costs calls as well, and more
+leaves the cache."""
 
 
 @dataclass(frozen=True)
@@ -179,8 +180,10 @@ def _fill_biases(
     """Put the biases where the header carries their patterns."""
     for weight in graph:
         if weight.kind == "bias":
-            parts = [_finite(weights[part], 0, None) for part in weight.parts]
-            data = np.concatenate(parts).tobytes()
+            parts = [_Chunk(0, weights[part].floats(), weights[part], 0) for part in weight.parts]
+            for part in parts:
+                part.demand_finite()
+            data = np.concatenate([part.rows for part in parts]).tobytes()
             for position in header.biases[weight.name]:
                 header.data[position : position + len(data)] = data
 
@@ -249,8 +252,13 @@ class _Stream:
     ) -> Iterator[tuple[int, QuantizedRows]]:
         """(first row, stored rows), in order."""
         amplitude = self._amplitude(slot)
-        for first, rows in self._chunks(slot.weight):
-            yield first, quantize_rows(rows, slot.rule, amplitude, feedback)
+        for chunk in self._chunks(slot.weight):
+            with np.errstate(invalid="ignore"):
+                stored = quantize_rows(chunk.rows, slot.rule, amplitude, feedback)
+            # A row with NaN or infinity has such a scale.
+            if stored.scales is None or not np.isfinite(stored.scales).all():
+                chunk.demand_finite()
+            yield chunk.first, stored
 
     def _put(self, data: bytes, offset: int) -> None:
         view, place = memoryview(data), self._start + offset
@@ -267,22 +275,34 @@ class _Stream:
     def _amplitude(self, slot: _Slot) -> float | None:
         if not slot.rule.integer or slot.rule.granularity != "tensor":
             return None
-        return max(float(np.abs(rows).max()) for _, rows in self._chunks(slot.weight))
+        largest = 0.0
+        for chunk in self._chunks(slot.weight):
+            chunk.demand_finite()
+            largest = max(largest, float(np.abs(chunk.rows).max()))
+        return largest
 
-    def _chunks(self, weight: GraphWeight) -> Iterator[tuple[int, Floats]]:
-        """(first row, rows) of the weight's parts one after the other, as they fit a cache."""
+    def _chunks(self, weight: GraphWeight) -> Iterator[_Chunk]:
+        """The rows of the weight's parts one after the other, as they fit a cache."""
         first = 0
         for part in weight.parts:
             tensor = self._weights[part]
             step = max(1, CHUNK_BYTES // (4 * math.prod(tensor.shape[1:])))
             for start in range(0, tensor.rows, step):
-                rows = _finite(tensor, start, min(start + step, tensor.rows))
-                yield first, rows
+                rows = tensor.floats(start, min(start + step, tensor.rows))
+                yield _Chunk(first, rows, tensor, start)
                 first += len(rows)
 
 
-def _finite(tensor: LazyTensor, start: int, stop: int | None) -> Floats:
-    rows = tensor.floats(start, stop)
-    # The mapping checks what it reads; rewrites and other callers' weights are checked here.
-    check_finite(rows, f"{tensor.origin}: tensor {tensor.name}", start)
-    return rows
+@dataclass(frozen=True)
+class _Chunk:
+    """Rows of a weight: the first one's number, and where in which tensor they were."""
+
+    first: int
+    rows: Floats
+    tensor: LazyTensor
+    start: int
+
+    def demand_finite(self) -> None:
+        """Refuse NaN and infinity; the mapping looks at what it reads, rewrites do not."""
+        origin = f"{self.tensor.origin}: tensor {self.tensor.name}"
+        check_finite(self.rows, origin, self.start)

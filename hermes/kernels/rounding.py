@@ -14,6 +14,8 @@ from hermes.kernels.code import LANES, Array, Code, Value
 
 _ROWS = 4
 """Rows that are worked on together: with blocks of 16 columns their sums fill the registers."""
+_VALUES = 1 << 17
+"""Of rows that are gone through block by block: with their integers they stay in a core's cache."""
 
 Floats = NDArray[np.float32]
 
@@ -32,12 +34,16 @@ def round_rows(
     """
     blocks, tokens, size = gains.shape
     rounded = np.empty(rows.shape, np.int8)
-    outputs = np.zeros((len(rows) + _ROWS, tokens), np.float32)
     groups = scales.shape[1]
     kernel = _kernel(tokens, size, largest)
-    kernel(
-        rows, scales, inputs, gains, outputs, rounded, len(rows), blocks, blocks // groups, groups
-    )
+    step = max(1, _VALUES // rows.shape[1] // _ROWS) * _ROWS
+    for top in range(0, len(rows), step):
+        part = slice(top, min(top + step, len(rows)))
+        outputs = np.zeros((step, tokens), np.float32)
+        kernel(
+            rows[part], scales[part], inputs, gains, outputs, rounded[part],
+            part.stop - top, blocks, blocks // groups, groups,
+        )  # fmt: skip
     return rounded
 
 
