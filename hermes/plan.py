@@ -26,11 +26,13 @@ BINDER_BYTES = 80 * MB
 """numpy and the flatbuffer schema loaded, one block of rows on its way into the file."""
 VOCABULARY_ENTRY_BYTES = 900
 """Of the tokenizer and its table."""
+KERNELS_BYTES = 55 * MB
+"""LLVM loaded, where weights are rotated, mixed or rounded by inputs."""
 THREADS = 2
 """That bind weights; each holds one matrix whose columns are rotated, as float32."""
 ROUNDING_BYTES = 35 * MB
-"""What each takes beside that and its tile where it rounds by inputs: buffers of the matrix
-products, and what the inputs lead to."""
+"""What each takes beside that where it rounds by inputs: chunks of rows on their way, and what the
+inputs lead to."""
 HELD_INPUTS = 2
 """Calibration inputs of all matrices that are in memory: of the model before and after its
 rewrites."""
@@ -50,10 +52,12 @@ IMPORT_SECONDS = 2.0
 TRACE_SECONDS = 4.0
 LAYER_SECONDS = 0.006
 """Of one layer of one subgraph, traced or stamped, and packed."""
-VALUES_PER_SECOND = 80e6
-"""Values read, rewritten, quantized and written per second."""
-CALIBRATED_VALUES_PER_SECOND = 55e6
-"""The same where rounding looks at calibration inputs."""
+VALUE_SECONDS = 7e-9
+"""To hash, read, rewrite, quantize and write a value."""
+WALK_SECONDS = 1e-9
+"""More to see it multiplied by the calibration inputs."""
+DIRECTION_SECONDS = 0.22e-9
+"""More for every direction of the inputs that its rounding looks at."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +125,10 @@ def predict_cost(
     graphs = len([length for length in recipe.export.prefill if length > 1]) + 1
     packed = 1 + PACKED_SHARE * graphs
     peaks = [_binding_memory(config, weights, recipe)]
-    calibrated = recipe.calibration.sequences > 0
-    seconds = IMPORT_SECONDS
-    seconds += values / (CALIBRATED_VALUES_PER_SECOND if calibrated else VALUES_PER_SECOND)
+    value_seconds = VALUE_SECONDS
+    if recipe.calibration.sequences:
+        value_seconds += WALK_SECONDS + DIRECTION_SECONDS * recipe.calibration.directions
+    seconds = IMPORT_SECONDS + values * value_seconds
     temporary = 0
     if not kept:
         graph_layers = config.num_layers * graphs
@@ -213,12 +218,14 @@ def _binding_memory(config: HermesConfig, weights: Mapping[str, LazyTensor], rec
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 held.append(4 * tensor.numel)
     calibrated = any(rule.rounding == "calibrated" for rule in recipe.quantization)
+    compiled = calibrated or {"rotate_residual", "mix_down_input"} & set(recipe.rewrites)
     tokens = recipe.calibration.sequences * recipe.calibration.tokens
     row = config.num_layers * (5 * config.hidden_size + config.intermediate_size)
     return int(
         BINDER_BYTES
         + VOCABULARY_ENTRY_BYTES * config.vocab_size
         + sum(sorted(held)[-THREADS:])
+        + (KERNELS_BYTES if compiled else 0)
         + (THREADS * ROUNDING_BYTES if calibrated else 0)
         + HELD_INPUTS * 4 * tokens * row
     )

@@ -121,6 +121,20 @@ def test_a_killed_run_does_not_block_the_next(tmp_path: Path) -> None:
     assert names(tmp_path) == ["out"]
 
 
+def test_what_a_killed_run_left_under_another_name_stays(tmp_path: Path) -> None:
+    """A work folder holds the same file; the next run begins with one of its own."""
+    target, kept = tmp_path / "out.litertlm", tmp_path / "kept"
+    left = tmp_path / ".out.partial.litertlm"
+    left.write_bytes(b"bound")
+    os.link(left, kept)
+    with publish(target) as part:
+        assert part == left
+        assert part.read_bytes() == b""
+        part.write_bytes(b"new")
+    assert target.read_bytes() == b"new"
+    assert kept.read_bytes() == b"bound"
+
+
 def test_many_writers_never_mix(tmp_path: Path) -> None:
     """Each of eight processes either publishes its own bytes or is told why not."""
     code = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ from tiny_llama import tiny_config, tiny_weights
 
 import converters.graph
 import converters.pipeline
+from converters.bundle import read_bundle
 from converters.pipeline import ConvertOptions, convert
 from converters.source import SourceOptions
 from converters.work import clean, work_folder, work_root
@@ -156,6 +158,73 @@ def test_a_finished_model_is_not_bound_again(
     template.write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
     convert(options)
     assert bytes_of(options) != first
+
+
+def kept_model() -> Path:
+    (model,) = work_root().glob("*/model.tflite")
+    return model
+
+
+def test_the_bundle_is_stored_once(options: ConvertOptions) -> None:
+    convert(options)
+    assert options.target.samefile(kept_model())
+    size = options.target.stat().st_size
+    # What the folder alone holds is its mark.
+    assert clean() < 2000 < size
+    assert options.target.stat().st_size == size
+
+
+def test_a_published_bundle_is_never_written_again(
+    options: ConvertOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next bundle of the same model, with another template, goes into a file of its own."""
+    convert(options)
+    first = bytes_of(options)
+    template = options.source.checkpoint / "chat_template.jinja"
+    # So long that the model begins elsewhere.
+    template.write_text(
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}" + "{# long #}" * 9000
+    )
+    monkeypatch.setattr(converters.pipeline, "bind_weights", refuse)
+    other = replace(options, target=tmp_path / "other.litertlm")
+    convert(other)
+    assert bytes_of(options) == first
+    models = [section_of(path) for path in (options.target, other.target)]
+    assert models[0] == models[1]
+    assert not other.target.samefile(options.target)
+
+
+def section_of(path: Path) -> bytes:
+    section = read_bundle(path).section("TFLiteModel")
+    return path.read_bytes()[section.offset : section.offset + section.size]
+
+
+def test_a_bundle_that_was_changed_in_place_is_not_taken_over(
+    options: ConvertOptions, undisturbed: bytes
+) -> None:
+    """The kept model is the same file: its hash tells."""
+    convert(options)
+    with options.target.open("r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.write(b"\xff")
+    convert(options)
+    assert bytes_of(options) == undisturbed
+
+
+def test_a_cache_on_another_disk_gets_a_copy(
+    options: ConvertOptions, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def elsewhere(*_: Any) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    # `publish` moves by a link too, and falls back likewise.
+    monkeypatch.setattr(os, "link", elsewhere)
+    convert(options)
+    assert bytes_of(options) == undisturbed
+    assert not options.target.samefile(kept_model())
+    monkeypatch.setattr(converters.pipeline, "bind_weights", refuse)
+    convert(options)
+    assert bytes_of(options) == undisturbed
 
 
 def other_weights(options: ConvertOptions) -> None:
