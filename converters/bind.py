@@ -19,7 +19,7 @@ import numpy as np
 
 from converters.header import Header, Place, obtain_header
 from converters.quantize import QuantizedRows, quantize_rows
-from converters.rounding import ErrorFeedback, Floats, leading_directions
+from converters.rounding import ErrorFeedback, Floats
 from hermes.checkpoint.source import LazyTensor
 from hermes.config import HermesConfig
 from hermes.errors import UsageError
@@ -31,8 +31,8 @@ from hermes.signatures import GraphWeight, graph_weights
 
 ALIGNMENT = 64
 CHUNK_BYTES = 1 << 21
-"""Float32 bytes of one weight that a thread works on at a time: a step costs calls as well, and more
-leaves the cache."""
+"""Float32 bytes of one weight that a thread works on at a time: each step costs calls, however small,
+and more leaves the cache."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,8 @@ def _written(slots: list[_Slot], stream: _Stream) -> Iterator[tuple[_Slot, bytes
         for done in as_completed(running):
             yield from zip(running[done], done.result(), strict=True)
     finally:
-        # After an error nothing more is begun.
+        # After an error or an interrupt nothing more is begun, and no chunk after this one.
+        stream.ended = True
         pool.shutdown(cancel_futures=True)
 
 
@@ -211,6 +212,7 @@ class _Stream:
         file: int,
         start: int,
     ) -> None:
+        self.ended = False
         self._file = file
         self._start = start
         self._directions = directions
@@ -229,7 +231,7 @@ class _Stream:
         seen = self._seen(group[0])
         feedback = None
         if seen is not None:
-            feedback = ErrorFeedback(leading_directions(seen(), self._directions))
+            feedback = ErrorFeedback(seen(), self._directions)
         return [self._write(slot, feedback) for slot in group]
 
     def _write(self, slot: _Slot, feedback: ErrorFeedback | None) -> bytes:
@@ -258,6 +260,8 @@ class _Stream:
             # A row with NaN or infinity has such a scale.
             if stored.scales is None or not np.isfinite(stored.scales).all():
                 chunk.demand_finite()
+            if self.ended:
+                return
             yield chunk.first, stored
 
     def _put(self, data: bytes, offset: int) -> None:

@@ -39,15 +39,17 @@ class ErrorFeedback:
 
     Args:
         inputs: [T, C], what the matrix is multiplied by.
-        damping: see `DAMPING`.
+        directions: of the inputs that are looked at, the leading ones; None for all.
     """
 
-    def __init__(self, inputs: Floats, damping: float = DAMPING) -> None:
+    def __init__(self, inputs: Floats, directions: int | None = None) -> None:
+        if directions is not None:
+            inputs = leading_directions(inputs, directions)
         tokens, self._columns = inputs.shape
         # Tokens and columns of zeros change nothing.
         seen = np.zeros((_blocks(tokens) * BLOCK, _blocks(self._columns) * BLOCK), np.float32)
         seen[:tokens, : self._columns] = inputs
-        energy = damping * float(np.square(inputs, dtype=np.float64).sum()) / self._columns
+        energy = DAMPING * float(np.square(inputs, dtype=np.float64).sum()) / self._columns
         gains = _gains(seen.astype(np.float64), energy)
         by_block = (seen.shape[1] // BLOCK, BLOCK, len(seen))
         self._inputs = np.ascontiguousarray(seen.T).reshape(by_block)

@@ -16,7 +16,7 @@ import numpy as np
 
 from converters.float_models import reference_model
 from converters.quantize import quantize_rows, restored_rows
-from converters.rounding import ErrorFeedback, leading_directions
+from converters.rounding import ErrorFeedback
 from hermes.recipe import QuantizationRule
 from hermes.rewrite import RewritableModel
 from hermes.rewrite.twin import follow_graph
@@ -98,7 +98,7 @@ class QuantizedTwin:
         seen = self._model.inputs.get(name) if rule.rounding == "calibrated" else None
         feedback = None
         if seen is not None:
-            feedback = ErrorFeedback(leading_directions(seen(), self._directions))
+            feedback = ErrorFeedback(seen(), self._directions)
         amplitude = float(np.abs(rows).max())
         return restored_rows(quantize_rows(rows, rule, amplitude, feedback), rule, rows.shape)
 

@@ -45,19 +45,22 @@ class Array:
         moved = self.code.build.gep(self.pointer, [index], source_etype=self.element)
         return Array(self.code, moved, self.element)
 
-    def load(self, lanes: int = LANES) -> Value:
+    def load(self) -> Value:
         """The first values as a vector."""
-        kind = ir.VectorType(self.element, lanes)
+        kind = ir.VectorType(self.element, LANES)
         return self.code.build.load(self.pointer, typ=kind, align=self._align)
 
     def store(self, vector: Value) -> None:
         """Put a vector's values first."""
         self.code.build.store(vector, self.pointer, align=self._align)
 
-    def splat(self, lanes: int = LANES) -> Value:
+    def splat(self) -> Value:
         """The first value in all places of a vector."""
-        value = self.code.build.load(self.pointer, typ=self.element, align=self._align)
-        return self.code.splat(value, lanes)
+        build = self.code.build
+        value = build.load(self.pointer, typ=self.element, align=self._align)
+        undefined = ir.Constant(ir.VectorType(self.element, LANES), ir.Undefined)
+        single = build.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
+        return self.code.pick(single, [0] * LANES)
 
     @property
     def _align(self) -> int:
@@ -88,12 +91,6 @@ class Code:
     def integer(self, value: int) -> Value:
         """A constant index."""
         return ir.Constant(_INTEGER, value)
-
-    def splat(self, value: Value, lanes: int = LANES) -> Value:
-        """A value in all places of a vector."""
-        undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
-        single = self.build.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
-        return self.pick(single, [0] * lanes)
 
     def pick(self, vector: Value, places: list[int]) -> Value:
         """The vector's values at these places."""
