@@ -31,8 +31,8 @@ from hermes.signatures import GraphWeight, graph_weights
 
 ALIGNMENT = 64
 CHUNK_BYTES = 1 << 21
-"""Float32 bytes of one weight that a thread works on at a time: each step costs calls, however small,
-and more leaves the cache."""
+"""Float32 bytes of one weight that a thread works on at a time: each step costs calls, however few
+the rows, and more leaves the cache."""
 
 
 @dataclass(frozen=True)
