@@ -45,6 +45,7 @@ __all__ = [
     "BundleSpec",
     "Section",
     "begin_bundle",
+    "disk_errors",
     "extract_section",
     "finish_bundle",
     "hash_from",
@@ -103,7 +104,7 @@ def write_bundle(spec: BundleSpec, target: Path) -> Bundle:
             "this bundle cannot be written", problems=[f"{spec.model}: no such file, or empty"]
         )
     offset = begin_bundle(spec, target)
-    with _disk_errors(target), spec.model.open("rb") as source, target.open("r+b") as file:
+    with disk_errors(target), spec.model.open("rb") as source, target.open("r+b") as file:
         source.seek(spec.model_offset)
         file.seek(offset)
         shutil.copyfileobj(source, file, _COPIED)
@@ -120,14 +121,14 @@ def begin_bundle(spec: BundleSpec, target: Path) -> int:
         ResourceError: the disk is full.
     """
     _check_spec(spec)
-    with _disk_errors(target):
+    with disk_errors(target):
         for _ in range(_ATTEMPTS):
             with tempfile.TemporaryDirectory(prefix="hermes-bundle-") as folder:
                 builder = _builder(spec, Path(folder))
                 with target.open("wb") as stream:
                     builder.build(stream, validate_metadata=True)
             header = _header_of(target)
-            stamp = next(entry for entry in header.system if entry.key == "creation_timestamp")
+            stamp = _entry(header.system, "creation_timestamp")
             # Once in a million runs the microseconds are zero and left out.
             if len(str(stamp.value)) == len(_TIMESTAMP):
                 break
@@ -152,7 +153,7 @@ def finish_bundle(spec: BundleSpec, target: Path) -> Bundle:
         NativeToolError: the builder wrote something else than it was given.
     """
     checksum = spec.model_sha256 or hash_from(spec.model, spec.model_offset)
-    with _disk_errors(target):
+    with disk_errors(target):
         size = target.stat().st_size
         with target.open("r+b") as file:
             # The stand-in for the model had one byte.
@@ -167,7 +168,8 @@ def finish_bundle(spec: BundleSpec, target: Path) -> Bundle:
 
 
 @contextmanager
-def _disk_errors(target: Path) -> Iterator[None]:
+def disk_errors(target: Path) -> Iterator[None]:
+    """Turn what a disk refuses into ResourceError."""
     try:
         yield
     except OSError as error:

@@ -16,6 +16,7 @@ from converters.bundle import (
     BundleSpec,
     Section,
     begin_bundle,
+    disk_errors,
     finish_bundle,
     write_bundle,
 )
@@ -255,17 +256,18 @@ def _build(
         work.forget_model()
         # The weights go to where the bundle has them.
         offset = begin_bundle(spec, place.part)
-        bound = bind_weights(
-            graph.path,
-            config,
-            recipe,
-            rewritten.weights,
-            place.part,
-            _watch_weights(config, recipe, place.on_progress),
-            inputs=rewritten.inputs,
-            headers=graph_folder() if options.keep_graph else None,
-            offset=offset,
-        )
+        with disk_errors(place.part):
+            bound = bind_weights(
+                graph.path,
+                config,
+                recipe,
+                rewritten.weights,
+                place.part,
+                _watch_weights(config, recipe, place.on_progress),
+                inputs=rewritten.inputs,
+                headers=graph_folder() if options.keep_graph else None,
+                offset=offset,
+            )
         place.files.demand_unchanged()
     with place.stages.timed("bundle"):
         place.on_progress(Progress("writing the bundle"))

@@ -25,7 +25,7 @@ from converters.bundle import read_bundle
 from converters.pipeline import ConvertOptions, convert
 from converters.source import SourceOptions
 from converters.work import clean, work_folder, work_root
-from hermes.errors import BadInputError
+from hermes.errors import BadInputError, ResourceError
 from hermes.progress import Progress, silent
 from hermes.report.check import Report
 
@@ -209,6 +209,27 @@ def test_a_bundle_that_was_changed_in_place_is_not_taken_over(
         file.write(b"\xff")
     convert(options)
     assert bytes_of(options) == undisturbed
+
+
+def test_a_disk_that_is_full_halfway_leaves_nothing(
+    options: ConvertOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, left = os.pwrite, 3
+
+    def full(*arguments: Any) -> int:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(*arguments)
+
+    options.target.write_bytes(b"the old bundle")
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(ResourceError, match="No space left"):
+        convert(options)
+    assert [path.name for path in options.target.parent.glob("*.litertlm")] == ["small.litertlm"]
+    assert [path.name for path in options.target.parent.glob(".*")] == []
+    assert bytes_of(options) == b"the old bundle"
 
 
 def test_a_cache_on_another_disk_gets_a_copy(
