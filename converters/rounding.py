@@ -66,7 +66,7 @@ class ErrorFeedback:
         from hermes.kernels.rounding import round_rows
 
         padding = len(self._inputs) * BLOCK - self._columns
-        given = np.pad(rows, ((0, 0), (0, padding))) if padding else np.ascontiguousarray(rows)
+        given = np.ascontiguousarray(np.pad(rows, ((0, 0), (0, padding))) if padding else rows)
         scales = np.ascontiguousarray(scales)
         rounded = round_rows(given, scales, self._inputs, self._gains, largest)
         return rounded[:, : self._columns]

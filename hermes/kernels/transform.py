@@ -7,61 +7,37 @@ time, so a value costs log2(N) additions instead of N multiplications.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 
 import numpy as np
 from llvmlite import ir
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
-from hermes.hadamard import hadamard
 from hermes.kernels.code import LANES, Array, Code, Value
 
 _RADIX = 8
 """Most vectors that are combined at a time: they and their sums fill the registers."""
-_MOST_PARTS = 64
-"""Code for every part is written out; beyond, and for short rows, numpy multiplies by matrices."""
 
 Numbers = NDArray[np.floating]
 
 
 def transform_rows(values: Numbers, signs: Numbers, odd: Numbers) -> Numbers:
-    """[R, W] times diag(signs) (odd (x) H), H unscaled; float32 or float64.
-
-    Args:
-        values: [R, W].
-        signs: [W]; any factors.
-        odd: [D, D], W = D N with N a power of two.
-    """
-    parts, size = len(odd), values.shape[1] // len(odd)
-    result: Numbers
-    if size % LANES or parts > _MOST_PARTS:
-        mixed = np.matmul(odd.T, (values * signs).reshape(-1, parts, size))
-        result = (mixed @ _unscaled(size, values.dtype)).reshape(values.shape)
-        return result
+    """See `hermes.hadamard.transform_rows`; N must be a multiple of `LANES`."""
     result = np.empty(values.shape, values.dtype)
-    kernel = _rows_kernel(str(values.dtype), parts, size)
+    kernel = _rows_kernel(str(values.dtype), len(odd), values.shape[1] // len(odd))
     kernel(np.ascontiguousarray(values), signs, odd, result, len(values))
     return result
 
 
 def transform_columns(values: Numbers, signs: Numbers, odd: Numbers) -> Numbers:
-    """The transpose of `transform_rows`' matrix times [W, C]."""
-    parts, size, columns = len(odd), len(values) // len(odd), values.shape[1]
-    if parts > _MOST_PARTS:
-        mixed = odd.T @ (values * signs[:, None]).reshape(parts, -1)
-        whole = _unscaled(size, values.dtype) @ mixed.reshape(parts, size, -1)
-        return whole.reshape(values.shape)
-    padding = -columns % LANES
-    given = np.pad(values, ((0, 0), (0, padding))) if padding else np.ascontiguousarray(values)
+    """See `hermes.hadamard.transform_columns`."""
+    columns = values.shape[1]
+    padded = np.pad(values, ((0, 0), (0, -columns % LANES))) if columns % LANES else values
+    given = np.ascontiguousarray(padded)
     result = np.empty_like(given)
-    _columns_kernel(str(values.dtype), parts, size)(given, signs, odd, result, given.shape[1])
+    kernel = _columns_kernel(str(values.dtype), len(odd), len(values) // len(odd))
+    kernel(given, signs, odd, result, given.shape[1])
     return result[:, :columns]
-
-
-def _unscaled(size: int, dtype: DTypeLike) -> Numbers:
-    matrix: Numbers = (hadamard(size) * math.sqrt(size)).astype(dtype)
-    return matrix
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import math
 import numpy as np
 
 from hermes.checkpoint.source import LazyTensor
-from hermes.hadamard import mixing_block
+from hermes.hadamard import mixing_block, transform_rows
 from hermes.rewrite.inputs import Inputs
 from hermes.rewrite.model import Numbers, RewritableModel, by_rows
 
@@ -47,8 +47,6 @@ def mix_down_input(model: RewritableModel) -> RewritableModel:
 
 def _mixed(rows: Numbers, block: int) -> Numbers:
     """Every `block` neighbours times M."""
-    from hermes.kernels.transform import transform_rows
-
     scale = np.full((1, 1), 1 / math.sqrt(block), rows.dtype)
     signs = np.ones(block, rows.dtype)
     return transform_rows(rows.reshape(-1, block), signs, scale).reshape(rows.shape)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hermes.checkpoint.source import LazyTensor
+from hermes.hadamard import transform_columns, transform_rows
 from hermes.parameters import EMBEDDING, HEAD
 from hermes.rewrite import fold
 from hermes.rewrite.inputs import Inputs
@@ -56,14 +57,10 @@ class Rotation:
 
     def rows(self, values: Numbers) -> Numbers:
         """[R, width] times Q, in the dtype of the values."""
-        from hermes.kernels.transform import transform_rows
-
         return transform_rows(values, *self._in_dtype(values.dtype))
 
     def columns(self, values: Numbers) -> Numbers:
         """The transpose of Q times [width, C], in the dtype of the values."""
-        from hermes.kernels.transform import transform_columns
-
         return transform_columns(values, *self._in_dtype(values.dtype))
 
 
