@@ -34,6 +34,7 @@ _SOURCES = (
     "converters/branches.py",
     "converters/direct.py",
     "converters/flatbuffer.py",
+    "converters/flatbuffer_read.py",
     "converters/flatbuffer_edit.py",
     "converters/graph.py",
     "converters/layer_block.py",

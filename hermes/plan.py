@@ -18,7 +18,7 @@ from hermes.recipe import Recipe
 from hermes.signatures import GraphWeight, cache_specs, graph_weights
 
 MB = 10**6
-TRACER_BYTES = 325 * MB
+TRACER_BYTES = 365 * MB
 """torch and the converter loaded, and four layers of every signature traced."""
 GRAPH_LAYER_BYTES = 0.12 * MB
 """Python objects of one layer of one signature, while a graph is stamped or a header packed."""
@@ -26,7 +26,7 @@ BINDER_BYTES = 80 * MB
 """numpy and the flatbuffer schema loaded, one block of rows on its way into the file."""
 VOCABULARY_ENTRY_BYTES = 900
 """Of the tokenizer and its table."""
-KERNELS_BYTES = 55 * MB
+KERNELS_BYTES = 85 * MB
 """LLVM loaded, where weights are rotated, mixed or rounded by inputs."""
 THREADS = 2
 """That bind weights; each holds one matrix whose columns are rotated, as float32."""
