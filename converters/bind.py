@@ -1,7 +1,8 @@
 """Put the weights behind a header, streaming them into the file.
 
 The file is a flatbuffer header followed by the constants, each at a 64-byte aligned offset that its
-Buffer names, so that files may pass 2 GB and no weight
+Buffer names, so that files may pass 2 GB and no weight is ever held whole. Weights are independent
+of each other, so two threads work on them and write each to its place.
 """
 
 from __future__ import annotations

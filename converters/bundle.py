@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 import tempfile
 import uuid
 import zlib
@@ -29,6 +28,7 @@ from converters.bundle_reader import (
     Bundle,
     Section,
     extract_section,
+    hash_file,
     hash_section,
     holds_file,
     read_bundle,
@@ -48,7 +48,6 @@ __all__ = [
     "disk_errors",
     "extract_section",
     "finish_bundle",
-    "hash_from",
     "read_bundle",
     "section_bytes",
     "stamp_metadata",
@@ -127,7 +126,8 @@ def begin_bundle(spec: BundleSpec, target: Path) -> int:
                 builder = _builder(spec, Path(folder))
                 with target.open("wb") as stream:
                     builder.build(stream, validate_metadata=True)
-            header = _header_of(target)
+            with target.open("rb") as file:
+                header = _read_header(file, target)
             stamp = _entry(header.system, "creation_timestamp")
             # Once in a million runs the microseconds are zero and left out.
             if len(str(stamp.value)) == len(_TIMESTAMP):
@@ -152,12 +152,12 @@ def finish_bundle(spec: BundleSpec, target: Path) -> Bundle:
         ResourceError: the disk is full.
         NativeToolError: the builder wrote something else than it was given.
     """
-    checksum = spec.model_sha256 or hash_from(spec.model, spec.model_offset)
+    checksum = spec.model_sha256 or hash_file(spec.model, spec.model_offset)
     with disk_errors(target):
         size = target.stat().st_size
         with target.open("r+b") as file:
-            # The stand-in for the model had one byte.
-            model = _read_header(file, target, sys.maxsize).sections[-1]
+            # Until now the header speaks of the stand-in.
+            model = _read_header(file, target).sections[-1]
             file.seek(model.end_position)
             file.write(size.to_bytes(8, "little"))
             _overwrite(file, _entry(model.entries, CHECKSUM_KEY), checksum)
@@ -214,13 +214,6 @@ def _check_spec(spec: BundleSpec) -> None:
         raise BadInputError("this bundle cannot be written", problems=problems)
 
 
-def hash_from(path: Path, offset: int) -> str:
-    """SHA-256 of a file's bytes from there on, hexadecimal."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _llm_metadata(spec: BundleSpec) -> bytes:
     from litert_lm_builder.runtime.proto.llm_metadata_pb2 import LlmMetadata
     from litert_lm_builder.runtime.proto.sampler_params_pb2 import SamplerParameters
@@ -259,7 +252,7 @@ def _builder(spec: BundleSpec, folder: Path) -> LitertLmFileBuilder:
         builder.add_system_metadata(entry(key, value))
     metadata_path.write_bytes(_llm_metadata(spec))
     builder.add_llm_metadata(
-        str(metadata_path), additional_metadata=[entry(CHECKSUM_KEY, hash_from(metadata_path, 0))]
+        str(metadata_path), additional_metadata=[entry(CHECKSUM_KEY, hash_file(metadata_path))]
     )
     if spec.tokenizer.kind == "sentencepiece":
         tokenizer_path, add_tokenizer = folder / "t.model", builder.add_sentencepiece_tokenizer
@@ -269,7 +262,7 @@ def _builder(spec: BundleSpec, folder: Path) -> LitertLmFileBuilder:
         size = len(spec.tokenizer.data).to_bytes(8, "little")
         tokenizer_path.write_bytes(size + zlib.compress(spec.tokenizer.data, 9))
     add_tokenizer(
-        str(tokenizer_path), additional_metadata=[entry(CHECKSUM_KEY, hash_from(tokenizer_path, 0))]
+        str(tokenizer_path), additional_metadata=[entry(CHECKSUM_KEY, hash_file(tokenizer_path))]
     )
     builder.add_tflite_model(
         str(stand_in),
@@ -292,17 +285,11 @@ def stamp_metadata(path: Path, values: Mapping[str, str]) -> None:
     _finish(path)
 
 
-def _header_of(path: Path) -> Header:
-    with path.open("rb") as file:
-        return _read_header(file, path)
-
-
-def _read_header(file: BinaryIO, path: Path, size: int | None = None) -> Header:
-    file_size = file.seek(0, 2)
+def _read_header(file: BinaryIO, path: Path) -> Header:
+    size = file.seek(0, 2)
     file.seek(0)
     version, end = parse_header(file.read(HEADER_BEGIN), str(path))
-    data = file.read(end - HEADER_BEGIN)
-    return parse_metadata(version, end, data, size or file_size, str(path))
+    return parse_metadata(version, end, file.read(end - HEADER_BEGIN), size, str(path))
 
 
 def _finish(path: Path) -> None:

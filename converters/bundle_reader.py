@@ -153,6 +153,13 @@ def hash_section(path: Path, section: Section) -> str:
     return digest.hexdigest()
 
 
+def hash_file(path: Path, offset: int = 0) -> str:
+    """SHA-256 of a file's bytes from there on, hexadecimal."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def holds_file(path: Path, section: Section, source: Path, offset: int = 0) -> bool:
     """Whether a section is byte for byte that file from there on: quicker to say than its hash."""
     if source.stat().st_size - offset != section.size:

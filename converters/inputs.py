@@ -7,13 +7,13 @@ model is only trusted after `demand_unchanged`.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from converters.bundle_reader import hash_file
 from hermes.checkpoint import Checkpoint
 from hermes.errors import BadInputError
 
@@ -93,7 +93,6 @@ def _identity(path: Path) -> Identity:
 def _hash(path: Path) -> tuple[Identity, str]:
     identity = _identity(path)
     try:
-        with path.open("rb") as file:
-            return identity, hashlib.file_digest(file, "sha256").hexdigest()
+        return identity, hash_file(path)
     except OSError as error:
         raise BadInputError(f"{path}: cannot be read: {error.strerror}") from error

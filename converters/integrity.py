@@ -21,7 +21,13 @@ from converters.bundle_header import (
     parse_header,
     parse_metadata,
 )
-from converters.bundle_reader import CHECKSUM_KEY, DIGEST_KEY, NO_DIGEST, read_bundle
+from converters.bundle_reader import (
+    CHECKSUM_KEY,
+    DIGEST_KEY,
+    NO_DIGEST,
+    hash_file,
+    read_bundle,
+)
 from hermes.deploy.card import CARD_KEY, REPORT_KEY, read_inside
 from hermes.errors import BadInputError
 
@@ -122,12 +128,6 @@ def check_readable(path: Path) -> None:
     bundle = read_bundle(path, hashes=False)
     read_signatures(bundle)
     _ = bundle.tokenizer.vocab_size
-
-
-def hash_file(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check(path: Path, file: BinaryIO) -> Integrity:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from converters.bundle import Bundle, extract_section, read_bundle
+from converters.bundle_reader import hash_file
 from converters.float_models import (
     FloatModels,
     available_memory,
@@ -17,7 +18,6 @@ from converters.float_models import (
     too_big_for_float,
 )
 from converters.inspection import read_signatures
-from converters.integrity import hash_file
 from converters.other_processor import Files, arm64_rung
 from converters.rebind import rebind_floats
 from converters.source import Source, read_text

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from converters.bundle import Bundle, read_bundle, stamp_metadata
-from converters.bundle_reader import DIGEST_KEY
+from converters.bundle_reader import DIGEST_KEY, hash_file
 from converters.inputs import top_files
-from converters.integrity import hash_file
 from converters.source import Source
 from hermes.deploy.card import CARD_KEY, REPORT_KEY, beside, essentials, inside
 from hermes.errors import VerificationError

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from converters.bind import BoundWeight
-from converters.bundle import hash_from
+from converters.bundle_reader import hash_file
 from converters.graph import graph_folder, graph_key
 from converters.inputs import HashedFiles, weight_files
 from converters.source import Source, SourceOptions
@@ -62,7 +62,7 @@ class WorkFolder:
             os.link(bundle, self.model)
         except OSError:  # Another disk, or one without links.
             shutil.copyfile(bundle, self.model)
-        finished = FinishedModel(bound, hash_from(self.model, offset), offset)
+        finished = FinishedModel(bound, hash_file(self.model, offset), offset)
         temporary = self.path / "mark"
         temporary.write_text(json.dumps(asdict(finished)), encoding="utf-8")
         temporary.replace(self.path / _DONE)
@@ -74,7 +74,7 @@ class WorkFolder:
             mark = json.loads((self.path / _DONE).read_text(encoding="utf-8"))
             weights = tuple(BoundWeight(**one) for one in mark["weights"])
             finished = FinishedModel(weights, str(mark["sha256"]), int(mark["offset"]))
-            same = hash_from(self.model, finished.offset) == finished.sha256
+            same = hash_file(self.model, finished.offset) == finished.sha256
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return finished if same else None

@@ -67,7 +67,8 @@ class Cost:
     Attributes:
         peak_memory: resident bytes of the processes that work at a time, what they share once.
         seconds: wall time on a quiet machine.
-        temporary_bytes: of intermediate files beside the target at the worst moment.
+        temporary_bytes: of intermediate files beside the target at the worst moment. A cache on
+            another disk holds a copy of the model there.
         bundle_bytes: of the finished file, without its tokenizer.
         kv_bytes: of the cache for the whole context.
         phone_memory: resident bytes of the runtime with the whole context.

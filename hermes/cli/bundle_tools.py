@@ -133,7 +133,7 @@ def snippet(
 ) -> None:
     """Print code that loads this bundle in an app, with its own facts filled in."""
     from converters.anatomy import describe
-    from converters.integrity import hash_file
+    from converters.bundle_reader import hash_file
     from hermes.deploy.snippet import app_facts
     from hermes.deploy.snippet import snippet as write
 

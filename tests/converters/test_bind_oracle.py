@@ -31,6 +31,9 @@ from hermes.signatures import graph_weights
 SHAPES = ExportShapes(16, (4,))
 INT8 = (QuantizationRule("*"),)
 FLOAT = (QuantizationRule("*", "float32"),)
+CALIBRATED = QuantizationRule("*", rounding="calibrated")
+BLOCKS = QuantizationRule("*", "int4", "block32")
+ONE_SCALE = QuantizationRule("*", "int8", "tensor")
 
 
 @dataclass
@@ -224,29 +227,44 @@ def test_one_scale_per_tensor_is_one_scale(fused: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "index", "value", "granularity"),
+    ("name", "index", "value", "rule"),
     [
-        ("layers.1.mlp.up_proj.weight", (77, 5), float("nan"), "channel"),
-        ("layers.0.self_attn.v_proj.weight", (31, 63), float("-inf"), "tensor"),
-        ("embed_tokens.weight", (127, 0), float("inf"), "channel"),
-        ("layers.1.self_attn.k_norm.weight", (3,), float("nan"), "channel"),
-        ("layers.0.mlp.gate_proj.bias", (95,), float("nan"), "channel"),
+        ("layers.1.mlp.up_proj.weight", (77, 5), float("nan"), INT8[0]),
+        ("layers.1.mlp.up_proj.weight", (77, 5), float("inf"), CALIBRATED),
+        ("layers.1.mlp.up_proj.weight", (77, 5), float("nan"), CALIBRATED),
+        ("layers.1.mlp.up_proj.weight", (77, 5), float("-inf"), BLOCKS),
+        ("layers.1.mlp.up_proj.weight", (77, 5), float("nan"), BLOCKS),
+        ("layers.1.mlp.up_proj.weight", (77, 5), float("nan"), FLOAT[0]),
+        ("layers.0.self_attn.v_proj.weight", (31, 63), float("-inf"), ONE_SCALE),
+        ("embed_tokens.weight", (127, 0), float("inf"), INT8[0]),
+        ("layers.1.self_attn.k_norm.weight", (3,), float("nan"), INT8[0]),
+        ("layers.0.mlp.gate_proj.bias", (95,), float("nan"), INT8[0]),
     ],
 )
 def test_a_weight_that_is_not_finite_is_named(
     extras: Case,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     name: str,
     index: tuple[int, ...],
     value: float,
-    granularity: Any,
+    rule: QuantizationRule,
 ) -> None:
+    """Also where only the scales of integers are looked at."""
     monkeypatch.setattr(converters.bind, "CHUNK_BYTES", 4 * 64 * 10)
     broken = extras.state[name].clone()
     broken[index] = value
-    case = replace(extras, state=extras.state | {name: broken})
+    weights = lazy(extras.state | {name: broken})
+    recipe = replace(extras.recipe, quantization=(rule,))
+    seen = {
+        part: functools.partial(np.eye, 16, tensor.shape[1], dtype=np.float32)
+        for part, tensor in extras.state.items()
+        if tensor.ndim == 2
+    }
     with pytest.raises(BadInputError) as caught:
-        case.bind("broken", quantization=(QuantizationRule("*", "int8", granularity),))
+        bind_weights(
+            extras.skeleton, extras.config, recipe, weights, tmp_path / "broken", inputs=seen
+        )
     assert f"tiny.pt: tensor {name}: {value} at index {list(index)}" in str(caught.value)
 
 
