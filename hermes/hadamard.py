@@ -44,7 +44,7 @@ def transform_rows(values: Numbers, signs: Numbers, odd: Numbers) -> Numbers:
         signs: [W], of the same dtype; any factors.
         odd: [D, D], likewise, W = D N with N a power of two.
     """
-    parts, size = len(odd), values.shape[1] // len(odd)
+    parts, size = _factors(values.shape[1], signs, odd)
     kernels = _kernels(parts, size)
     if kernels is not None:
         found: Numbers = kernels.transform_rows(values, signs, odd)
@@ -56,7 +56,7 @@ def transform_rows(values: Numbers, signs: Numbers, odd: Numbers) -> Numbers:
 
 def transform_columns(values: Numbers, signs: Numbers, odd: Numbers) -> Numbers:
     """The transpose of `transform_rows`' matrix times [W, C]."""
-    parts, size = len(odd), len(values) // len(odd)
+    parts, size = _factors(len(values), signs, odd)
     kernels = _kernels(parts, size)
     if kernels is not None:
         found: Numbers = kernels.transform_columns(values, signs, odd)
@@ -65,6 +65,14 @@ def transform_columns(values: Numbers, signs: Numbers, odd: Numbers) -> Numbers:
     whole = _unscaled(size, values.dtype) @ mixed.reshape(parts, size, -1)
     result: Numbers = whole.reshape(values.shape)
     return result
+
+
+def _factors(width: int, signs: Numbers, odd: Numbers) -> tuple[int, int]:
+    """(D, N) of shapes that fit: machine code reads wherever it is told to."""
+    size = width // len(odd)
+    if len(signs) != width or len(odd) * size != width or size & size - 1:
+        raise ValueError(f"vectors of {width}, {len(signs)} signs and an odd factor of {len(odd)}")
+    return len(odd), size
 
 
 def _unscaled(size: int, dtype: DTypeLike) -> Numbers:

@@ -33,6 +33,10 @@ def round_rows(
         largest: magnitude of integers.
     """
     blocks, tokens, size = gains.shape
+    wanted = ((len(rows), blocks * size), (blocks, size, tokens), len(rows))
+    if (rows.shape, inputs.shape, len(scales)) != wanted or blocks % scales.shape[1]:
+        found = [array.shape for array in (rows, scales, inputs, gains)]
+        raise ValueError(f"rows, scales, inputs and gains of shapes {found}")
     rounded = np.empty(rows.shape, np.int8)
     groups = scales.shape[1]
     kernel = _kernel(tokens, size, largest)

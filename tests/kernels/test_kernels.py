@@ -159,3 +159,25 @@ def test_memory_of_another_kind_is_refused() -> None:
         kernel(np.zeros(3), 3)
     with pytest.raises(TypeError, match="contiguous"):
         kernel(np.zeros((3, 4), np.float32)[:, 1:], 3)
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    values, signs, odd = planted(4, 3, 16)
+    for wrong in (
+        (values[:, :40], signs, odd),
+        (values, signs[:40], odd),
+        (values, signs, odd[:2]),
+    ):
+        with pytest.raises(ValueError, match="odd factor"):
+            transform_rows(*wrong)
+    with pytest.raises(ValueError, match="odd factor"):
+        transform_columns(values, signs, odd)
+    rows, scales, inputs, gains = rounding_case(9, 12, 64, 6)
+    for case in (
+        (rows[:, :-16], scales, inputs, gains),
+        (rows, scales[:5], inputs, gains),
+        (rows, scales, inputs[:, :, :16], gains),
+        (rows, scales[:, :5], inputs, gains),
+    ):
+        with pytest.raises(ValueError, match="gains"):
+            round_rows(*case, 127)
